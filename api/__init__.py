@@ -1,7 +1,6 @@
-"""The vocabulary that every other package speaks: frozen facts, decisions, metric names and the pure arithmetic on them.
-
-Imports nothing of ours and does no I/O. Facts carry the kernel's own units in their names (`wait_ns`, `memory_bytes`);
-an absent value is None, never 0 or -1.
+"""Shared vocabulary of all packages: frozen structs, the metric catalogue, and pure arithmetic on them.
+Does no I/O and imports no other package of this program. Names carry the kernel's units (`_ns`, `_bytes`); an
+absent value is None, never 0 or -1.
 """
 
 VERSION = "0.1.0"

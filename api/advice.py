@@ -1,20 +1,21 @@
-"""What the advisor says of CPU and memory, as plain data: regions, the sizes of pools, what can be promised, what cgroups need.
-
-Names and meanings are Katalyst's (SysAdvisor, v0.5). Sizes are numbers of CPUs; which CPUs they are is for QRM to choose.
+"""Advice of the advisor as plain data: CPU regions, pool sizes, headroom, memory, power, overcommitment.
+Names and meanings are Katalyst's (SysAdvisor, v0.5). Sizes are numbers of CPUs; QRM selects which CPUs. Also holds
+Katalyst's proportional scaling of pool sizes, which the advisor and QRM share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
-from api.knobs import Knob, Verdict
+from api.knobs import Knob, Reason
 
-UNBOUND = -1
+NOT_NUMA_BOUND = -1
 """In the place of a NUMA node: whatever is not bound to one."""
-NO_BANDWIDTH, NO_CARD, SPEED_UNKNOWN = "no_bandwidth", "no_network_card", "network_speed_unknown"
+NO_BANDWIDTH, NO_NETWORK_CARD, NETWORK_SPEED_UNKNOWN = "no_bandwidth", "no_network_card", "network_speed_unknown"
 """Rules by which a pod is not promised the network bandwidth that it asks for."""
 
 
@@ -29,7 +30,7 @@ class RegionKind(StrEnum):
     """One pod of shared_cores that is kept apart for a while."""
 
 
-class Control(StrEnum):
+class ControlKnob(StrEnum):
     """What a provision policy turns; Katalyst's control knobs. All in cores."""
 
     REQUIREMENT = "non-reclaimed-cpu-requirement"
@@ -59,7 +60,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
     """`namespace/name`."""
 
 
-class Signal(msgspec.Struct, frozen=True, kw_only=True):
+class IndicatorState(msgspec.Struct, frozen=True, kw_only=True):
     """An indicator, where it is and where it should be."""
 
     name: str
@@ -72,21 +73,21 @@ class RegionAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
     region: Region
     policy: str
-    controls: Mapping[Control, float]
+    controls: Mapping[ControlKnob, float]
     upper_cores: float
     lower_cores: float
     headroom_cores: float | None = None
     """What it leaves by the policy of headroom for its kind; shown, but not summed: regions share what they may grow to."""
-    headroom_verdict: Verdict | None = None
-    signals: tuple[Signal, ...] = ()
-    verdict: Verdict
+    headroom_reason: Reason | None = msgspec.field(default=None, name="headroom_verdict")
+    signals: tuple[IndicatorState, ...] = ()
+    reason: Reason = msgspec.field(name="verdict")
 
 
 class PoolSize(msgspec.Struct, frozen=True, kw_only=True):
     """How large a pool is to be on one NUMA node, or on all that are free to it."""
 
     pool: str
-    numa: int = UNBOUND
+    numa: int = NOT_NUMA_BOUND
     cpus: int
     quota_cores: float | None = None
     """Limit of all cgroups of the pool together; None where CPUs alone limit."""
@@ -112,10 +113,10 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
     memory_by_numa: Mapping[int, float] = {}
     stale: tuple[str, ...] = ()
     """`cpu` and `memory`, where nothing new was known of it: what was said before stands, or what is left of it."""
-    verdict: Verdict
+    reason: Reason = msgspec.field(name="verdict")
 
 
-class CardBandwidth(msgspec.Struct, frozen=True, kw_only=True):
+class NicBandwidth(msgspec.Struct, frozen=True, kw_only=True):
     """One network card, in Mbit/s. A promise holds both ways."""
 
     name: str
@@ -140,10 +141,117 @@ class CardBandwidth(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.capacity - self.promised, 0)
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class KnobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One cgroup is to have one value, or to be treated so once; QRM decides whether and how."""
 
     cgroup: str
     knob: Knob
     value: str
-    verdict: Verdict
+    reason: Reason = msgspec.field(name="verdict")
+
+
+class MemoryPressure(StrEnum):
+    """How short memory is; Katalyst's states, and one for nobody knows."""
+
+    NO_RISK = "no_risk"
+    TUNE_MEMCG = "tune_memcg"
+    """Less is free than twice the critical watermark."""
+    DROP_CACHE = "drop_cache"
+    """Less than the watermark itself."""
+    UNKNOWN = "unknown"
+    """Inputs are missing: nothing is done about it."""
+
+
+class MemoryCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the node or of one NUMA node."""
+
+    state: MemoryPressure
+    target_bytes: int = 0
+    """What is missing to twice the critical watermark; 0 where nothing is to be done."""
+    reason: Reason = msgspec.field(name="verdict")
+
+
+class MemoryAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for one round. Bytes."""
+
+    policy: str
+    headroom_bytes: float | None
+    """What can be promised to reclaimed pods in all, what they use now included; None where inputs are missing."""
+    headroom_by_numa: Mapping[int, float] = {}
+    """Sums to the above; empty where it is not known how it is spread."""
+    headroom_reason: Reason = msgspec.field(name="headroom_verdict")
+    provision_by_numa: Mapping[int, float] = {}
+    """[reclaimed_memory_size] What a stock advisor would give reclaimed pods of each NUMA node; empty without one."""
+    condition: MemoryCondition
+    numa_conditions: Mapping[int, MemoryCondition] = {}
+    knob_requests: tuple[KnobRequest, ...] = msgspec.field(default=(), name="wishes")
+    reasons: tuple[Reason, ...] = msgspec.field(default=(), name="verdicts")
+    """Why each part that is switched on did, or did not, ask for anything."""
+
+
+class PowerActionKind(StrEnum):
+    """What is to be done about power."""
+
+    NOOP = "noop"
+    EVICT = "evict"
+    CAP = "cap"
+    RESET = "reset"
+
+
+class PowerAction(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done, in numbers, and why. It stands until the next answer."""
+
+    kind: PowerActionKind
+    at_ns: int | None = None
+    """CLOCK_MONOTONIC when an eviction or a cap was decided."""
+    percent: int = 0
+    """Of all pods, to be evicted,"""
+    count: int = 0
+    """and how many reclaimed pods that makes."""
+    target_watts: int = 0
+    """To cap power to,"""
+    current_watts: int = 0
+    """from this."""
+    reason: Reason = msgspec.field(name="verdict")
+
+
+class OvercommitAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says of itself: 1 is no overcommitment."""
+
+    cpu_ratio: float
+    memory_ratio: float
+    reason: Reason = msgspec.field(name="verdict")
+
+
+class NodeAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers that stand; None of what is switched off."""
+
+    power: PowerAction | None = None
+    overcommit: OvercommitAdvice | None = None
+
+
+PoolKeyT = TypeVar("PoolKeyT", str, tuple[str, int])
+"""A pool, or a pool and its NUMA node."""
+
+
+def scale_proportionally(sizes: Mapping[PoolKeyT, int], target: int) -> dict[PoolKeyT, int] | None:
+    """Sizes in the same proportion whose sum is the target, none below 1; None where the target is less than their number.
+    What is given is 1 at least.
+
+    All are rounded up first; then the one that is largest for its original size gives one back, until they fit: of equals
+    the larger, then the first by name. That is Katalyst's regulation of pool sizes.
+    """
+    total = sum(sizes.values())
+    if total == target:
+        return dict(sizes)
+    if target < len(sizes):
+        return None
+    result = {name: -(-size * target // total) for name, size in sizes.items()}
+    excess = sum(result.values()) - target
+    for _ in range(max(excess, 0)):
+        name = max(
+            (name for name in sorted(result) if result[name] > 1),
+            key=lambda name: (result[name] / sizes[name], result[name]),
+        )
+        result[name] -= 1
+    return result

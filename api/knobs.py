@@ -1,4 +1,6 @@
-"""Kernel controls of a cgroup or of the node by what they do, and why one is turned."""
+"""Kernel controls of a cgroup or of the node, and the Reason for changing one.
+Values are in the notation of cgroup v2; agent/qrm/knobs maps each knob to files of v1 and v2.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import msgspec
 
 
 class Knob(StrEnum):
-    """A kernel control of one cgroup, named for what it does; agent/qrm/table.py maps it to files of v1 and v2.
+    """A kernel control of one cgroup, named for what it does; agent/qrm/knobs/knob_files.py maps it to files of v1 and v2.
 
     Values are in version 2's notation. Those from MEMORY_RECLAIM on are no settings: they make the kernel do something once,
     and there is nothing to put back. Those from WBT on are the node's, not a cgroup's, but for OOM_SCORE_ADJ.
@@ -61,11 +63,11 @@ class Knob(StrEnum):
     """Of each process in a cgroup: thousandths of the memory that it counts as using beside its own; -1000 is never killed."""
 
 
-ONCE = frozenset((Knob.MEMORY_RECLAIM, Knob.DROP_CACHE, Knob.MIGRATE_PAGES))
+ONE_SHOT_KNOBS = frozenset((Knob.MEMORY_RECLAIM, Knob.DROP_CACHE, Knob.MIGRATE_PAGES))
 """Those that are done, not set."""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """Why: the rule that fired, in a sentence, with the threshold and every input that it looked at."""
 
     rule: str

@@ -1,4 +1,6 @@
-"""Katalyst's QoS levels and the pod annotations that carry them (katalyst.kubewharf.io, v0.5)."""
+"""Katalyst's QoS levels, enhancements and the annotation keys that carry them (katalyst.kubewharf.io, v0.5).
+Pure. An unknown or contradictory level raises ValueError; it never becomes a default.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ class Enhancements(msgspec.Struct, frozen=True, kw_only=True):
     """The OOM killer takes the lowest first; within the bounds of its level, never with 300."""
 
 
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+class AnnotationMapping(msgspec.Struct, frozen=True, kw_only=True):
     """Under which names the pods of a cluster say what Katalyst's annotations say (settings: agent/config/qos.py)."""
 
     selectors: Mapping[QoSLevel, Mapping[str, str]] = {}
@@ -87,7 +89,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     numa_bind_result_key: str = NUMA_BIND_RESULT_KEY
 
 
-def stated_level(
+def explicit_qos_level(
     annotations: Mapping[str, str], selectors: Mapping[QoSLevel, Mapping[str, str]] | None = None
 ) -> QoSLevel | None:
     """The level that a pod states, in Katalyst's annotation or in one of `selectors`; None when it says nothing.
@@ -110,11 +112,11 @@ def stated_level(
         (one, first), (other, second) = list(found.items())[:2]
         raise ValueError(f"annotation {first} says {one.value} and {second} says {other.value}; remove one of the two")
     if not found:
-        _check_unknown(annotations, wanted)
+        _raise_if_unknown(annotations, wanted)
     return next(iter(found), None)
 
 
-def _check_unknown(annotations: Mapping[str, str], wanted: Mapping[QoSLevel, Mapping[str, str]]) -> None:
+def _raise_if_unknown(annotations: Mapping[str, str], wanted: Mapping[QoSLevel, Mapping[str, str]]) -> None:
     # As Katalyst has it, a key of the default level with a value that puts the pod nowhere is an error; of another
     # level it means: not that one.
     for key in wanted[QoSLevel.SHARED]:

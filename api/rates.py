@@ -1,4 +1,7 @@
-"""Two snapshots in, rates out. A cgroup that was made anew, or a counter that went backwards, has no rate this time."""
+"""Rates per cgroup and node from two consecutive snapshots.
+A cgroup that was recreated, or a counter that decreased, has no rate for that interval. Identity is the cgroup's
+inode.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from functools import cache
 
 import msgspec
 
-from api.cpus import Cpu
-from api.facts import CpuTimes, Pressure, Wait
-from api.samples import CgroupSample, Snapshot
+from api.cpu import Cpu
+from api.measurements import CpuTimes, Pressure, RunqLatency
+from api.snapshot import CgroupSample, Snapshot
 
 NS_PER_US = 1000
 
@@ -23,7 +26,7 @@ class CgroupRates(msgspec.Struct, frozen=True, kw_only=True):
     """Throttled periods among the CFS periods that elapsed; 0 where none elapsed."""
     throttled_periods: int | None = None
     throttled_ns: int | None = None
-    wait: Wait | None = None
+    wait: RunqLatency | None = None
     """Waits that ended within the interval."""
     wait_cores: float | None = None
     """Mean number of tasks that waited for a CPU; with cpu_cores it makes the mean number runnable (Little's law)."""
@@ -58,7 +61,7 @@ def delta(before: int | None, after: int | None) -> int | None:
     return after - before
 
 
-def wait_delta(before: Wait | None, after: Wait | None) -> Wait | None:
+def runq_latency_delta(before: RunqLatency | None, after: RunqLatency | None) -> RunqLatency | None:
     """Waits that ended between two samples of the same cgroup."""
     if before is None or after is None:
         return None
@@ -68,28 +71,28 @@ def wait_delta(before: Wait | None, after: Wait | None) -> Wait | None:
     slots = None
     if before.slots is not None and after.slots is not None:
         if not count and not sum_ns:
-            return _none(len(after.slots))
+            return _zero_runq_latency(len(after.slots))
         slots = tuple(b - a for a, b in zip(before.slots, after.slots, strict=True))
         if min(slots) < 0:
             return None
-    return Wait(sum_ns=sum_ns, count=count, slots=slots)
+    return RunqLatency(sum_ns=sum_ns, count=count, slots=slots)
 
 
 @cache
-def _none(slots: int) -> Wait:
-    return Wait(sum_ns=0, count=0, slots=(0,) * slots)
+def _zero_runq_latency(slots: int) -> RunqLatency:
+    return RunqLatency(sum_ns=0, count=0, slots=(0,) * slots)
 
 
-def total(waits: Sequence[Wait]) -> Wait:
+def sum_runq_latencies(waits: Sequence[RunqLatency]) -> RunqLatency:
     """All of these waits together; without a distribution where one of them has none."""
     if len(waits) == 1:
         return waits[0]
     known = [wait.slots for wait in waits if wait.slots is not None]
     slots = tuple(map(sum, zip(*known, strict=True))) if known and len(known) == len(waits) else None
-    return Wait(sum_ns=sum(wait.sum_ns for wait in waits), count=sum(wait.count for wait in waits), slots=slots)
+    return RunqLatency(sum_ns=sum(wait.sum_ns for wait in waits), count=sum(wait.count for wait in waits), slots=slots)
 
 
-def members(cgroups: Collection[str], containers: Iterable[str]) -> dict[str, list[str]]:
+def cgroups_by_container(cgroups: Collection[str], containers: Iterable[str]) -> dict[str, list[str]]:
     """By container's cgroup, where it is there: its path, and then those of the groups below it.
 
     A group below two containers belongs to the nearer one.
@@ -104,7 +107,7 @@ def members(cgroups: Collection[str], containers: Iterable[str]) -> dict[str, li
     return found
 
 
-def rates(previous: Snapshot, current: Snapshot) -> Rates | None:
+def compute_rates(previous: Snapshot, current: Snapshot) -> Rates | None:
     """Rates between two snapshots of one boot; None if no time passed between them or the machine restarted."""
     interval_ns = current.taken_at_ns - previous.taken_at_ns
     if interval_ns <= 0 or previous.boot_id != current.boot_id:
@@ -121,7 +124,7 @@ def _cgroup_rates(before: CgroupSample, after: CgroupSample, interval_ns: int) -
     usage = delta(before.cpu_usage_ns, after.cpu_usage_ns)
     periods = delta(before.periods, after.periods)
     throttled = delta(before.throttled_periods, after.throttled_periods)
-    wait = wait_delta(before.wait, after.wait)
+    wait = runq_latency_delta(before.wait, after.wait)
     return CgroupRates(
         interval_ns=interval_ns,
         cpu_cores=None if usage is None else usage / interval_ns,
@@ -149,7 +152,7 @@ def _node_rates(previous: Snapshot, current: Snapshot, interval_ns: int) -> Node
     }
     return NodeRates(
         interval_ns=interval_ns,
-        busy_cores=None if busy is None else _at_most(current.topology.cpus, busy / interval_ns),
+        busy_cores=None if busy is None else _capped_at_cpus(current.topology.cpus, busy / interval_ns),
         steal_cores=None if steal is None else steal / interval_ns,
         per_cpu_busy_ratio=per_cpu,
         cpu_pressure_ratio=_pressure_ratio(before.cpu_pressure, after.cpu_pressure, interval_ns),
@@ -158,7 +161,7 @@ def _node_rates(previous: Snapshot, current: Snapshot, interval_ns: int) -> Node
     )
 
 
-def _at_most(cpus: Sequence[Cpu], cores: float) -> float:
+def _capped_at_cpus(cpus: Sequence[Cpu], cores: float) -> float:
     """No more than there are. The stamps are taken before the files are read, and the node's times are whole ticks: where a
     busy machine keeps the second read waiting, a short interval holds more of them than it has room for."""
     return min(cores, float(len(cpus))) if cpus else cores

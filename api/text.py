@@ -1,6 +1,6 @@
-"""Text on its way out: file names and cgroup paths are bytes, and what is not UTF-8 in them must not stop a reader.
-
-Python hands such bytes over as lone surrogates, which no JSON, protobuf or exposition may contain; they leave as `\\xNN`.
+r"""Converts cgroup names, file names and structs to text and JSON that any reader can display.
+Names are bytes to the kernel: bytes that are not UTF-8 arrive as lone surrogates, which no JSON, protobuf or
+exposition may contain; they leave as `\\xNN`. Cgroup names are encoded reversibly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def printable(text: str) -> str:
     """The same text with every byte that was not UTF-8 spelled out: `/a\\udcff` becomes `/a\\xff`."""
-    return text if text.isascii() else _SURROGATE.sub(_spell, text)
+    return text if text.isascii() else _SURROGATE.sub(_escape_surrogate, text)
 
 
 def to_json(value: object) -> bytes:
@@ -23,10 +23,10 @@ def to_json(value: object) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_repaired(msgspec.to_builtins(value)))
+        return msgspec.json.encode(_printable_values(msgspec.to_builtins(value)))
 
 
-def choices(kind: Any, field: str) -> tuple[str, ...]:
+def literal_choices(kind: Any, field: str) -> tuple[str, ...]:
     """What a field such as `advisor.policy` of a Struct may be where its type lists it; empty where it does not."""
     for name in field.split("."):
         kind = next((part for part in get_args(kind) if _is_struct(part)), kind)  # of `Struct | None`
@@ -39,16 +39,38 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _spell(match: re.Match[str]) -> str:
+def _escape_surrogate(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
-def _repaired(value: Any) -> Any:
+def _printable_values(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {_repaired(key): _repaired(item) for key, item in value.items()}
+        return {_printable_values(key): _printable_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_repaired(item) for item in value]
+        return [_printable_values(item) for item in value]
     return value
+
+
+_AMBIGUOUS_ESCAPE = re.compile(r"\\(?=x(?:[01][0-9a-f]|5c|7f|[89a-f][0-9a-f]))")
+_ESCAPED_BYTE = re.compile(rb"\\x([01][0-9a-f]|5c|7f|[89a-f][0-9a-f])")
+
+
+def cgroup_name_to_text(name: bytes) -> str:
+    """How a cgroup's name or path is written everywhere outside of the kernel."""
+    text = name.decode(errors="surrogateescape")
+    if text.isprintable() and "\\" not in text:
+        return text
+    text = _AMBIGUOUS_ESCAPE.sub(r"\\x5c", text)
+    return "".join(char if char.isprintable() else _escape_char(char) for char in text)
+
+
+def cgroup_name_to_bytes(text: str) -> bytes:
+    """The name that `to_text` was given."""
+    return _ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()), text.encode(errors="surrogateescape"))
+
+
+def _escape_char(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode(errors="surrogateescape"))

@@ -1,1 +1,1 @@
-"""Benchmarks: run from the repository as `python -m bench.NAME`; results with date and machine are in bench/results."""
+"""Benchmarks: run `python -m bench.NAME` from the repository; dated results are in bench/results."""

@@ -1,7 +1,4 @@
-"""Every benchmark one after the other, and bench/RESULTS.md put together from what they wrote.
-
-`python -m bench` measures everything; `python -m bench --assemble` only puts the page together again.
-"""
+"""Runs every benchmark and assembles bench/RESULTS.md from their sections; `--assemble` only assembles the page."""
 
 from __future__ import annotations
 

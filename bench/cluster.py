@@ -1,7 +1,5 @@
-"""What the agent costs on a real node with a hundred real pods, beside what the kubelet and containerd cost there.
-
-Half of the pods are online, half reclaimed, and all are idle: what is measured is looking after them. In a second phase the
-API server is gone (`--away`), and what came of that is told.
+"""Measures the agent's cost on a real node with a hundred pods, beside the kubelet and containerd.
+In a second phase the API server is stopped.
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ from typing import Any
 
 import msgspec
 
-from agent.hierarchy import detect
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
-from tests.cluster.accounts import Account
 from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster, made
-from tests.cluster.control import API_SERVER
+from tests.cluster.control_plane import API_SERVER
 from tests.cluster.daemons import Late, wait
 from tests.cluster.objects import a_pod
 from tests.cluster.pods import QOS
 from tests.cluster.programs import CODE, Agent, Controller
+from tests.cluster.service_accounts import Account
 
 RESULTS = Path(__file__).parent / "results"
 PODS = "/api/v1/namespaces/default/pods"
@@ -34,7 +32,7 @@ LEVELS = ("shared_cores", "reclaimed_cores")
 NS_PER_MS, KIB_PER_MIB = 1_000_000, 1024
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
     """Of one program, or of several of a kind together."""
 
     cpu_ms: float
@@ -42,7 +40,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     rss_mib: float
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterPhase(msgspec.Struct, frozen=True, kw_only=True):
     """So many seconds, and what was spent in them."""
 
     name: str
@@ -50,25 +48,25 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     pods: int
     """That still ran as they did before, at its end."""
-    costs: Mapping[str, Cost]
+    costs: Mapping[str, ProgramCost]
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterRun(msgspec.Struct, frozen=True, kw_only=True):
     """Everything, with what it was measured on."""
 
     machine: str
     pods: int
-    phases: Sequence[Phase]
+    phases: Sequence[ClusterPhase]
 
 
-def measure(pods: int, seconds: float, away: float) -> Run:
+def measure(pods: int, seconds: float, away: float) -> ClusterRun:
     """Make a cluster, look at it, and remove it. Raises Missing and Late."""
     folder = Path(tempfile.mkdtemp(prefix="dioptase-bench-"))
     cluster = made(1)
     try:
         cluster.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", CODE / "deploy/crds")
-        _fill(cluster, pods)
+        _create_pods(cluster, pods)
         controller = Controller(cluster, Account(cluster, "dioptase-controller", "default", folder), folder)
         account = Account(cluster, "dioptase-agent", "default", folder)
         agent = Agent(cluster, cluster.nodes[0], account, folder, options=("--act", "on"))
@@ -84,13 +82,13 @@ def measure(pods: int, seconds: float, away: float) -> Run:
             cluster.control.ready()
             phases.append(_phase("and back", cluster, agent, controller, min(seconds, 20.0)))
         agent.end()
-        return Run(machine=this_machine(detect().mode).line(), pods=pods, phases=phases)
+        return ClusterRun(machine=this_machine(detect_hierarchy().mode).line(), pods=pods, phases=phases)
     finally:
         cluster.release()
         shutil.rmtree(folder)
 
 
-def _fill(cluster: Cluster, pods: int) -> None:
+def _create_pods(cluster: Cluster, pods: int) -> None:
     """So many pods, running."""
     for number in range(pods):
         pod: dict[str, Any] = a_pod(f"pod{number:03}")
@@ -98,29 +96,31 @@ def _fill(cluster: Cluster, pods: int) -> None:
         pod["spec"]["containers"][0]["command"] = ["sleep", "infinity"]
         pod["spec"]["terminationGracePeriodSeconds"] = 0
         cluster.server.ask("POST", PODS, pod)
-    wait(f"{pods} pods", lambda: _well(cluster) == pods, 240)
+    wait(f"{pods} pods", lambda: _running_pods(cluster) == pods, 240)
 
 
-def _well(cluster: Cluster) -> int:
+def _running_pods(cluster: Cluster) -> int:
     """Pods that run, and never began anew."""
     found = cluster.server.ask("GET", PODS)["items"]
     statuses = [pod["status"].get("containerStatuses", []) for pod in found]
     return sum(bool(each) and all(one["ready"] and not one["restartCount"] for one in each) for each in statuses)
 
 
-def _phase(name: str, cluster: Cluster, agent: Agent, controller: Controller, seconds: float) -> Phase:
-    began, seq, before = time.monotonic(), agent.view()["seq"], _spent(cluster, agent, controller)
+def _phase(name: str, cluster: Cluster, agent: Agent, controller: Controller, seconds: float) -> ClusterPhase:
+    began, seq, before = time.monotonic(), agent.view()["seq"], _costs_so_far(cluster, agent, controller)
     time.sleep(seconds)
-    after, passed = _spent(cluster, agent, controller), time.monotonic() - began
+    after, passed = _costs_so_far(cluster, agent, controller), time.monotonic() - began
     costs = {
-        program: Cost(cpu_ms=(cpu - before.get(program, (cpu, 0))[0]) / NS_PER_MS / passed, rss_mib=kib / KIB_PER_MIB)
+        program: ProgramCost(
+            cpu_ms=(cpu - before.get(program, (cpu, 0))[0]) / NS_PER_MS / passed, rss_mib=kib / KIB_PER_MIB
+        )
         for program, (cpu, kib) in after.items()
     }
-    pods = _well(cluster) if cluster.daemons.pid(API_SERVER) is not None else len(agent.view()["containers"])
-    return Phase(name=name, seconds=passed, rounds=agent.view()["seq"] - seq, pods=pods, costs=costs)
+    pods = _running_pods(cluster) if cluster.daemons.pid(API_SERVER) is not None else len(agent.view()["containers"])
+    return ClusterPhase(name=name, seconds=passed, rounds=agent.view()["seq"] - seq, pods=pods, costs=costs)
 
 
-def _spent(cluster: Cluster, agent: Agent, controller: Controller) -> dict[str, tuple[int, int]]:
+def _costs_so_far(cluster: Cluster, agent: Agent, controller: Controller) -> dict[str, tuple[int, int]]:
     """CPU time in ns and memory in KiB so far, by program."""
     daemons = cluster.daemons
     pids: dict[str, Sequence[int | None]] = {
@@ -128,7 +128,7 @@ def _spent(cluster: Cluster, agent: Agent, controller: Controller) -> dict[str, 
         "controller": [controller.pid],
         "kubelet": [daemons.pid("node1-kubelet")],
         "containerd": [daemons.pid("node1-containerd")],
-        "containerd's shims": _shims(cluster),
+        "containerd's shims": _shim_pids(cluster),
         "kube-proxy": [daemons.pid("node1-proxy")],
         "API server": [daemons.pid(API_SERVER)],
     }
@@ -140,7 +140,7 @@ def _spent(cluster: Cluster, agent: Agent, controller: Controller) -> dict[str, 
     return spent
 
 
-def _shims(cluster: Cluster) -> list[int]:
+def _shim_pids(cluster: Cluster) -> list[int]:
     """Of each pod the process that containerd leaves beside it; those of other nodes have other mounts."""
     space = cluster.daemons.pid("node1")
     assert space is not None
@@ -159,7 +159,7 @@ def _shims(cluster: Cluster) -> list[int]:
     return found
 
 
-def markdown(run: Run) -> str:
+def markdown(run: ClusterRun) -> str:
     """The section of RESULTS.md."""
     first, names = run.phases[0].costs, [each.name for each in run.phases]
     kubelet = first["kubelet"]

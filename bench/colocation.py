@@ -1,9 +1,5 @@
-"""THE bench: an open-loop online service, steady and bursty, beside batch work that computes or streams through memory.
-
-Every scenario in every mode, cells shuffled within each round, so that a slow minute of the machine hits no mode more than
-another; every ratio is between medians of the same run. What policy `latency` lends at several targets is drawn against what
-that costs the service, and how soon batch work's CPU is taken back is seen from the CPU time that it gets. Writes JSON, a
-Markdown section and two charts to bench/results.
+"""The main benchmark: an open-loop online service beside batch work, in every scenario and colocation mode.
+Cells are shuffled within each repetition, so that a slow minute of the machine affects no mode more than another.
 """
 
 from __future__ import annotations
@@ -18,36 +14,42 @@ from pathlib import Path
 
 import msgspec
 
-from agent.hierarchy import detect
-from api.facts import Wait
-from api.ports import Unavailable, WaitSource
-from bench import tradeoff
-from bench.cell import AGENT_WARMUP_S, WARMUP_S, Bed, Measured, measure, warmup_s
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from api.interfaces import RunqLatencySource, Unavailable
+from api.measurements import RunqLatency
+from bench import colocation_report
+from bench.colocation_cell import AGENT_WARMUP_S, WARMUP_S, CellResult, CellSetup, measure_cell, warmup_s
+from bench.colocation_modes import (
+    COMPARED_MODES,
+    CURVE_MODES,
+    CURVE_SCENARIO,
+    DEFAULT_SCENARIOS,
+    MAIN_MODES,
+    MODES_BY_NAME,
+    ONLINE,
+)
+from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
+from bench.colocation_report import ColocationResults, Reaction, markdown, p99_svg
 from bench.machine import end_cleanly_on_sigterm, node_times, this_machine
-from bench.medians import Reaction, Results
-from bench.modes import BY_NAME, COMPARED_MODES, CURVE_MODES, MAIN_MODES, ONLINE
-from bench.reaction import KINDS, PERIOD_S, react
-from bench.report import markdown, svg
-from bench.scenarios import BY_NAME as SCENARIOS
-from bench.scenarios import CURVE_SCENARIO, DEFAULT_SCENARIOS
+from bench.reaction import KINDS, PERIOD_S, measure_reaction
 from demo.online import pieces_for
-from demo.workloads import own_cpus, size_for
+from demo.workloads import allowed_cpu_count, size_for
 
 RESULTS = Path(__file__).parent / "results"
-QUIET_OTHERS, QUIET_STOLEN, TRIES = 0.03, 0.003, 3
+MAX_QUIET_OTHERS, MAX_QUIET_STOLEN, MAX_TRIES = 0.03, 0.003, 3
 """A cell in which other processes, or the hypervisor, took so much of the node is measured again, so often in all at most.
 From 0.3 % stolen on, cells show a stall of 100 ms, of a quota that the host has for us, which is the p99 of such a cell."""
-QUIET_WITHIN_S = 20.0
-AROUND_S, AGENT_STARTS_S = 3.0, 6.0
+QUIET_TIMEOUT_S = 20.0
+CELL_OVERHEAD_S, AGENT_START_S = 3.0, 6.0
 """What a cell takes beside its warm-up and its measured time, and what an agent's start takes on top; about."""
 
-Plan = list[tuple[int, str, str]]
+CellPlan = list[tuple[int, str, str]]
 """Round, mode, scenario."""
 
 
 def options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.colocation", description=__doc__)
-    parser.add_argument("--modes", type=_names(BY_NAME), help="these alone, in every round of every scenario")
+    parser.add_argument("--modes", type=_names(MODES_BY_NAME), help="these alone, in every round of every scenario")
     parser.add_argument(
         "--scenarios", type=_names(SCENARIOS), default=DEFAULT_SCENARIOS, help=f"of {', '.join(SCENARIOS)}"
     )
@@ -57,7 +59,9 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=int, default=30, help="jumps of the load in each reaction test; 0 leaves them out"
     )
-    parser.add_argument("--reactions", type=_names(BY_NAME), default=("ours",), help="modes of the reaction tests")
+    parser.add_argument(
+        "--reactions", type=_names(MODES_BY_NAME), default=("ours",), help="modes of the reaction tests"
+    )
     parser.add_argument(
         "--minutes", type=float, default=25.0, help="what does not fit into this is left out, and said so"
     )
@@ -83,10 +87,10 @@ def _names(known: Mapping[str, object]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
-def plan_of(args: argparse.Namespace) -> Plan:
+def plan_of(args: argparse.Namespace) -> CellPlan:
     """What is measured, in this order. Round by round, so that what time cuts off are repetitions."""
     order = random.Random(args.seed)
-    plan: Plan = []
+    plan: CellPlan = []
     for number in range(1, max(args.rounds, args.curve_rounds) + 1):
         modes = args.modes or (MAIN_MODES + COMPARED_MODES if number == 1 else MAIN_MODES)
         cells = [(number, mode, name) for name in args.scenarios for mode in modes if number <= args.rounds]
@@ -100,11 +104,11 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 def expected_s(mode: str, seconds: float) -> float:
     """About how long a cell takes."""
-    starts_s = 0.0 if BY_NAME[mode].agent_config is None else AGENT_STARTS_S
-    return warmup_s(BY_NAME[mode]) + seconds + AROUND_S + starts_s
+    starts_s = 0.0 if MODES_BY_NAME[mode].agent_config is None else AGENT_START_S
+    return warmup_s(MODES_BY_NAME[mode]) + seconds + CELL_OVERHEAD_S + starts_s
 
 
-class Budget:
+class TimeBudget:
     """How much of the run's time is left for what was not planned."""
 
     def __init__(self, minutes: float, planned_s: float) -> None:
@@ -121,9 +125,11 @@ class Budget:
         return self.fits(seconds + self.planned_s)
 
 
-def run(args: argparse.Namespace, bed: Bed, plan: Plan, budget: Budget) -> tuple[list[Measured], list[str], list[str]]:
+def run_cells(
+    args: argparse.Namespace, bed: CellSetup, plan: CellPlan, budget: TimeBudget
+) -> tuple[list[CellResult], list[str], list[str]]:
     """All cells; which failed, while the others went on; and for which there was no time."""
-    cells: list[Measured] = []
+    cells: list[CellResult] = []
     failures: list[str] = []
     left_out: list[str] = []
     for done, (number, mode, scenario) in enumerate(plan, 1):
@@ -134,48 +140,48 @@ def run(args: argparse.Namespace, bed: Bed, plan: Plan, budget: Budget) -> tuple
             print(f"{where} {left_out[-1]}: no time left", flush=True)
             continue
         try:
-            cell = _quiet_cell(bed, (number, mode, scenario), 1 if args.quick else TRIES, budget)
+            cell = _quiet_cell(bed, (number, mode, scenario), 1 if args.quick else MAX_TRIES, budget)
         except (OSError, RuntimeError, Unavailable) as error:
             failures.append(f"{mode} in {scenario}, round {number}: {error}")
             print(f"{where} {failures[-1]}", flush=True)
             continue
         cells.append(cell)
-        print(f"{where} {_line(cell)} ({time.monotonic() - began:.0f} s)", flush=True)
+        print(f"{where} {_cell_line(cell)} ({time.monotonic() - began:.0f} s)", flush=True)
     return cells, failures, left_out
 
 
-def _quiet_cell(bed: Bed, which: tuple[int, str, str], tries: int, budget: Budget) -> Measured:
+def _quiet_cell(bed: CellSetup, which: tuple[int, str, str], tries: int, budget: TimeBudget) -> CellResult:
     """The cell, measured again while somebody else's work disturbs it and there is time; the quietest one counts."""
-    tried: list[Measured] = []
+    tried: list[CellResult] = []
     number, mode, scenario = which
     while not tried or (len(tried) < tries and budget.spares(expected_s(mode, bed.seconds))):
         if tries > 1 and (waited_s := wait_until_quiet()) > 1:
             print(f"  waited {waited_s:.0f} s for others to be quiet", flush=True)
-        tried.append(measure(bed, BY_NAME[mode], SCENARIOS[scenario], number))
-        if _noise(tried[-1]) < 1:
+        tried.append(measure_cell(bed, MODES_BY_NAME[mode], SCENARIOS[scenario], number))
+        if _noise_level(tried[-1]) < 1:
             break
-        print(f"  disturbed: {_line(tried[-1])}", flush=True)
-    return min(tried, key=_noise)
+        print(f"  disturbed: {_cell_line(tried[-1])}", flush=True)
+    return min(tried, key=_noise_level)
 
 
 def wait_until_quiet() -> float:
     """Return once the node has been nearly idle for a second, or after QUIET_WITHIN_S; how long that took, in seconds."""
     began = time.monotonic()
-    while time.monotonic() - began < QUIET_WITHIN_S:
+    while time.monotonic() - began < QUIET_TIMEOUT_S:
         before = node_times()
         time.sleep(1)
         after = node_times()
-        if after.busy - before.busy <= QUIET_OTHERS * (after.total - before.total):
+        if after.busy - before.busy <= MAX_QUIET_OTHERS * (after.total - before.total):
             break
     return time.monotonic() - began - 1
 
 
-def _noise(cell: Measured) -> float:
+def _noise_level(cell: CellResult) -> float:
     """How disturbed a cell was; 1 is too much."""
-    return max(cell.noise.others / QUIET_OTHERS, cell.noise.stolen / QUIET_STOLEN)
+    return max(cell.noise.others / MAX_QUIET_OTHERS, cell.noise.stolen / MAX_QUIET_STOLEN)
 
 
-def _line(cell: Measured) -> str:
+def _cell_line(cell: CellResult) -> str:
     text = (
         f"{cell.scenario:13} {cell.mode:12} p50 {cell.p50_ms:7.2f} p99 {cell.p99_ms:8.2f} p99.9 {cell.p999_ms:8.2f} ms, "
         f"{cell.units_per_s:7,.0f} units/s, node {cell.node_use:4.0%}, stolen {cell.noise.stolen:.1%}, "
@@ -183,37 +189,43 @@ def _line(cell: Measured) -> str:
         f"client {cell.client_cores:.2f} cores"
     )
     if cell.lending is not None:
-        text += f", lent {cell.lending.lent_cores:.2f} cores, {cell.lending.changes} changes"
+        text += f", lent {cell.lending.reclaimable_cores:.2f} cores, {cell.lending.changes} changes"
     if cell.waits is not None:
         text += f", wait mean {cell.waits.mean_ms:.2f} p99 {cell.waits.p99_ms or float('nan'):.2f} ms"
     return text
 
 
-def reactions(args: argparse.Namespace, bed: Bed) -> list[Reaction]:
+def reactions(args: argparse.Namespace, bed: CellSetup) -> list[Reaction]:
     found = []
     for mode, kind in [(mode, kind) for mode in args.reactions for kind in KINDS] if args.steps else ():
         print(f"{mode}: {args.steps} {kind} of the load", flush=True)
-        found.append(react(bed, BY_NAME[mode], kind, args.steps))
-        late = tradeoff.shown(tradeoff.quantile(found[-1], 0.99))
-        print(f"  taken back in {tradeoff.shown(tradeoff.quantile(found[-1], 0.5))}, at worst {late}", flush=True)
-        print(f"  quota decided: {_each(found[-1].decided_ms)}; written: {_each(found[-1].written_ms)}", flush=True)
+        found.append(measure_reaction(bed, MODES_BY_NAME[mode], kind, args.steps))
+        late = colocation_report.format_reaction_ms(colocation_report.reaction_quantile(found[-1], 0.99))
+        print(
+            f"  taken back in {colocation_report.format_reaction_ms(colocation_report.reaction_quantile(found[-1], 0.5))}, at worst {late}",
+            flush=True,
+        )
+        print(
+            f"  quota decided: {_format_each(found[-1].decided_ms)}; written: {_format_each(found[-1].written_ms)}",
+            flush=True,
+        )
     return found
 
 
-def _each(after_ms: Sequence[float]) -> str:
+def _format_each(after_ms: Sequence[float]) -> str:
     return f"after {', '.join(f'{value:.0f}' for value in after_ms)} ms" if after_ms else "never"
 
 
 def reactions_s(args: argparse.Namespace) -> float:
     """About how long they take."""
     return (
-        len(args.reactions) * len(KINDS) * (AGENT_STARTS_S + AGENT_WARMUP_S + PERIOD_S * args.steps)
+        len(args.reactions) * len(KINDS) * (AGENT_START_S + AGENT_WARMUP_S + PERIOD_S * args.steps)
         if args.steps
         else 0.0
     )
 
 
-def settings(args: argparse.Namespace, bed: Bed) -> str:
+def settings(args: argparse.Namespace, bed: CellSetup) -> str:
     size = bed.size
     return (
         f"Service: {size.workers} workers, {size.service_us} us of CPU a request, or where memory matters {bed.pieces:,} "
@@ -223,44 +235,44 @@ def settings(args: argparse.Namespace, bed: Bed) -> str:
         "after "
         f"{WARMUP_S:g} s of warm-up ({AGENT_WARMUP_S:g} s where the agent runs: it lends step by step). Latency from when a "
         f"request was due to the kernel's timestamp of its reply; a lost request counts with 5 s. The client runs under "
-        f"SCHED_FIFO on the same CPUs. A cell in which other processes took {QUIET_OTHERS:.0%} of the node or more, or the "
-        f"hypervisor {QUIET_STOLEN:.1%}, was measured again where there was time, at most {TRIES} times in all. "
+        f"SCHED_FIFO on the same CPUs. A cell in which other processes took {MAX_QUIET_OTHERS:.0%} of the node or more, or the "
+        f"hypervisor {MAX_QUIET_STOLEN:.1%}, was measured again where there was time, at most {MAX_TRIES} times in all. "
         "Medians of the rounds; in a round every mode gets the same arrivals."
     )
 
 
-def _open_waits() -> WaitSource:
-    from probes.runqlat import open_waits  # noqa: PLC0415 - only a bench that is asked for waits needs a probe
+def _open_waits() -> RunqLatencySource:
+    from probes.runqlat import open_runqlat  # noqa: PLC0415 - only a bench that is asked for waits needs a probe
 
-    return open_waits()
+    return open_runqlat()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = options(sys.argv[1:] if argv is None else argv)
     end_cleanly_on_sigterm()
-    source: WaitSource | None = None
+    source: RunqLatencySource | None = None
     try:
-        hierarchy = detect()
+        hierarchy = detect_hierarchy()
         source = _open_waits() if args.waits else None
     except Unavailable as error:
         print(f"bench: {error.reason}\n  remedy: {error.remedy}", file=sys.stderr)
         return 2
 
-    def waits(cgroup_id: int) -> Wait | None:
+    def waits(cgroup_id: int) -> RunqLatency | None:
         return source.read({cgroup_id: f"/{ONLINE}"}).get(cgroup_id) if source else None
 
     cpus = tuple(sorted(os.sched_getaffinity(0)))
-    size, plan = size_for(own_cpus()), plan_of(args)
-    budget = Budget(args.minutes, sum(expected_s(mode, args.seconds) for _, mode, _ in plan))
+    size, plan = size_for(allowed_cpu_count()), plan_of(args)
+    budget = TimeBudget(args.minutes, sum(expected_s(mode, args.seconds) for _, mode, _ in plan))
     if not args.quick:
         wait_until_quiet()
     pieces = pieces_for(size.service_us)
-    bed = Bed(hierarchy=hierarchy, cpus=cpus, size=size, pieces=pieces, seconds=args.seconds, waits=waits)
+    bed = CellSetup(hierarchy=hierarchy, cpus=cpus, size=size, pieces=pieces, seconds=args.seconds, waits=waits)
     minutes = (budget.planned_s + reactions_s(args)) / 60
     print(f"{len(plan)} cells, and {args.steps} jumps of each kind: about {minutes:.0f} minutes", flush=True)
     reacted = reactions(args, bed)
-    cells, failures, left_out = run(args, bed, plan, budget)
-    results = Results(
+    cells, failures, left_out = run_cells(args, bed, plan, budget)
+    results = ColocationResults(
         machine=this_machine(hierarchy.mode),
         settings=settings(args, bed),
         cells=tuple(cells),
@@ -274,13 +286,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failures or not cells else 0
 
 
-def write(results: Results, directory: Path) -> None:
+def write(results: ColocationResults, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "colocation.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     (directory / "colocation.md").write_text(markdown(results))
-    (directory / "colocation.svg").write_text(svg(results))
-    (directory / "colocation.tradeoff.svg").write_text(tradeoff.svg(results))
-    print("\n".join((*tradeoff.markdown(results), *(goal.line() for goal in tradeoff.verdicts(results)))))
+    (directory / "colocation.svg").write_text(p99_svg(results))
+    (directory / "colocation.tradeoff.svg").write_text(colocation_report.tradeoff_svg(results))
+    print(
+        "\n".join(
+            (
+                *colocation_report.tradeoff_markdown(results),
+                *(goal.line() for goal in colocation_report.evaluate_colocation_goals(results)),
+            )
+        )
+    )
     print(f"wrote {directory}/colocation.md, .json, .svg and .tradeoff.svg")
 
 

@@ -1,9 +1,4 @@
-"""A day of generated load, judged by each policy on computed nodes: how long that takes, and what comes of it.
-
-    python -m bench.day [--hours 24] [--interval 5]
-
-Each policy runs by itself on the same loads, and feels its own decisions in the next round: `dioptase simulate`, timed.
-"""
+"""Simulates a day of generated load under each policy and reports how long that takes and what it yields."""
 
 from __future__ import annotations
 
@@ -15,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from agent.config import Config
-from agent.hierarchy import detect
-from agent.replay import Score, Tally
-from agent.simulation import machine
-from agent.simulation.run import run
-from api.ports import Unavailable
-from bench.machine import Machine, end_cleanly_on_sigterm, this_machine
+from agent.config.config import AgentConfig
+from agent.offline.replay import PolicyScore, ScoreCounters
+from agent.offline.simulation import workloads
+from agent.offline.simulation.simulator import run_simulation
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from api.interfaces import Unavailable
+from bench.machine import BenchMachine, end_cleanly_on_sigterm, this_machine
 
 RESULTS = Path(__file__).parent / "results"
 POLICIES = ("latency", "canonical")
@@ -29,7 +24,7 @@ HORIZON_S = 600.0
 SEED = 1
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedNode(msgspec.Struct, frozen=True, kw_only=True):
     """One machine that is computed."""
 
     cpus: int
@@ -39,41 +34,41 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NODES = (
-    Node(cpus=48, numa=1, services=4, kinds=("diurnal",)),
-    Node(cpus=48, numa=2, services=8, kinds=("diurnal", "bursty", "step", "ramp")),
-    Node(cpus=256, numa=8, services=16, kinds=("diurnal", "bursty", "step", "ramp")),
+    SimulatedNode(cpus=48, numa=1, services=4, kinds=("diurnal",)),
+    SimulatedNode(cpus=48, numa=2, services=8, kinds=("diurnal", "bursty", "step", "ramp")),
+    SimulatedNode(cpus=256, numa=8, services=16, kinds=("diurnal", "bursty", "step", "ramp")),
 )
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class DayRow(msgspec.Struct, frozen=True, kw_only=True):
     """One policy on one of them."""
 
-    node: Node
+    node: SimulatedNode
     policy: str
     wall_s: float
     faster: float
     """How many seconds went by there in one second here."""
-    score: Score
+    score: PolicyScore
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
+class DayResults(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
-    machine: Machine
+    machine: BenchMachine
     hours: float
     interval_s: float
-    rows: tuple[Row, ...]
+    rows: tuple[DayRow, ...]
 
 
-def measure(node: Node, policy: str, hours: float, interval_s: float) -> Row:
+def measure(node: SimulatedNode, policy: str, hours: float, interval_s: float) -> DayRow:
     """Let that time pass there."""
-    plan = machine.node(node.cpus, node.numa, node.kinds, online=node.services, seed=SEED)
-    config = msgspec.convert({"advisor": {"policy": policy}}, Config)
-    tally, began = Tally(HORIZON_S), time.monotonic()
-    for _, fact, mark in run(plan, config, seconds=3600 * hours, interval_s=interval_s):
+    plan = workloads.build_node(node.cpus, node.numa, node.kinds, online=node.services, seed=SEED)
+    config = msgspec.convert({"advisor": {"policy": policy}}, AgentConfig)
+    tally, began = ScoreCounters(HORIZON_S), time.monotonic()
+    for _, fact, mark in run_simulation(plan, config, seconds=3600 * hours, interval_s=interval_s):
         tally.add(fact, mark)
     wall_s = time.monotonic() - began
-    return Row(node=node, policy=policy, wall_s=wall_s, faster=3600 * hours / wall_s, score=tally.score())
+    return DayRow(node=node, policy=policy, wall_s=wall_s, faster=3600 * hours / wall_s, score=tally.score())
 
 
 COLUMNS = (
@@ -88,7 +83,7 @@ TEXT = (
 )
 
 
-def markdown(results: Results) -> str:
+def markdown(results: DayResults) -> str:
     """The section."""
     took_s = sum(row.wall_s for row in results.rows)
     text = TEXT.format(hours=results.hours, interval_s=results.interval_s, took_s=took_s, horizon_s=HORIZON_S)
@@ -97,14 +92,14 @@ def markdown(results: Results) -> str:
     return "\n".join(out)
 
 
-def _line(row: Row) -> str:
+def _line(row: DayRow) -> str:
     node, score = row.node, row.score
     missed = "" if score.missed_ratio is None else f"{score.missed_ratio:.1%}"
     return (
         f"| {node.cpus} | {node.numa} | {node.services} | {', '.join(node.kinds)} | {row.policy} | {score.rounds:,} "
-        f"| {row.wall_s:.0f} | {row.faster:,.0f} | {score.lent_cores:.1f} | {score.batch_cores:.1f} "
+        f"| {row.wall_s:.0f} | {row.faster:,.0f} | {score.reclaimable_cores:.1f} | {score.batch_cores:.1f} "
         f"| {_number(score.wait_p99_ms)} | {score.harm_ms_per_s:.0f} | {score.short_ms_per_s:.0f} "
-        f"| {_number(score.promised_cores)} | {missed} | {score.changes:,} |"
+        f"| {_number(score.headroom_cores)} | {missed} | {score.changes:,} |"
     )
 
 
@@ -120,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     end_cleanly_on_sigterm()
     try:
-        cgroups = detect().mode
+        cgroups = detect_hierarchy().mode
     except Unavailable:
         cgroups = "none"  # nothing here needs them
     rows = []
@@ -130,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(
                 f"{node.cpus} CPUs, {policy}: {rows[-1].wall_s:.0f} s, {rows[-1].faster:,.0f} times faster", flush=True
             )
-    results = Results(machine=this_machine(cgroups), hours=args.hours, interval_s=args.interval, rows=tuple(rows))
+    results = DayResults(machine=this_machine(cgroups), hours=args.hours, interval_s=args.interval, rows=tuple(rows))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "day.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     (args.out / "day.md").write_text(markdown(results))

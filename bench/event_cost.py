@@ -1,9 +1,5 @@
-"""What probes of rarer events than context switches cost per event, each under a load that makes such events.
-
-    python -m bench.event_cost [--rounds 5] [--write bench/results/event_cost.md]
-
-Nanoseconds are the kernel's own BPF statistics, which take the time before and after each run: the row `empty program` shows
-what that alone comes to here, and the last column is the rest. Rounds are shuffled, because the machine drifts.
+"""Measures what probes of rarer events cost per event, each under a load that causes such events.
+Nanoseconds come from the kernel's BPF statistics.
 """
 
 from __future__ import annotations
@@ -19,20 +15,20 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from agent.hierarchy import detect
-from api.ports import Unavailable
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from api.interfaces import Unavailable
 from bench.event_loads import LOADS, SLEEPERS
 from bench.machine import this_machine
 from probes import blockio, bpf, counters, kswapd, migrations, sockets, softirq, threads, throttles, wakeups
 from probes.loader import Form, Job, Loaded, Program, load
-from probes.maps import cpu_numbers, possible_cpu_ids, possible_cpus
-from probes.perf_event import SOFTWARE, Event
+from probes.maps import cpu_id_limit, possible_cpu_ids, possible_cpus
+from probes.perf_event import SOFTWARE, PerfEvent
 
 LOAD_S = 1.0
-FEWEST = 200
+MIN_EVENTS = 200
 """Runs of a program in a visit, below which its mean says little."""
 EMPTY = Form(name="tp_btf", typed=True, fields={}, programs=[Program("on_event", "softirq_entry", "dtse_empty")])
-STAND_INS = {"cycles": Event(SOFTWARE, 2), "instructions": Event(SOFTWARE, 4)}
+SUBSTITUTE_EVENTS = {"cycles": PerfEvent(SOFTWARE, 2), "instructions": PerfEvent(SOFTWARE, 4)}
 """PERF_COUNT_SW_PAGE_FAULTS and _CPU_MIGRATIONS, where the machine has no counters: the call, without reading a register."""
 TEXT = """## Probe cost per event
 
@@ -53,7 +49,7 @@ TEXT = """## Probe cost per event
 
 
 @dataclass
-class Contestant:
+class EventProbe:
     """A probe in one form, the load for it, and what was measured: by program, (events a second, ns an event)."""
 
     name: str
@@ -64,63 +60,63 @@ class Contestant:
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
-def contestants(scratch: Path, events: counters.Events) -> list[Contestant]:
+def event_probes(scratch: Path, events: counters.PerfEvents) -> list[EventProbe]:
     empty = scratch / "empty.bpf.c"
     empty.write_text("int on_event(u64 *ctx) { return 0; }\n")
-    found = [Contestant("empty program", "datagrams", Job(sources=[empty], forms=[EMPTY], maps=[], constants={}))]
+    found = [EventProbe("empty program", "datagrams", Job(sources=[empty], forms=[EMPTY], maps=[], constants={}))]
     for form in ("tp_btf", "raw_tp"):
         talk = sockets.job((form,), os.cpu_count() or 1)
-        found += [Contestant(f"sockets, {form}", load, talk) for load in ("datagrams", "stream", "connections")]
-        found.append(Contestant(f"softirq, {form}", "datagrams", softirq.job((form,))))
-        found.append(Contestant(f"blockio, {form}", "direct reads", blockio.job((form,))))
-        found.append(Contestant(f"throttles, {form}", "switches", throttles.job((form,), possible_cpus())))
+        found += [EventProbe(f"sockets, {form}", load, talk) for load in ("datagrams", "stream", "connections")]
+        found.append(EventProbe(f"softirq, {form}", "datagrams", softirq.job((form,))))
+        found.append(EventProbe(f"blockio, {form}", "direct reads", blockio.job((form,))))
+        found.append(EventProbe(f"throttles, {form}", "switches", throttles.job((form,), possible_cpus())))
         found.append(
-            Contestant(f"kswapd, {form}", "reads under a limit", kswapd.job((form,), kswapd.nodes_with_memory()))
+            EventProbe(f"kswapd, {form}", "reads under a limit", kswapd.job((form,), kswapd.nodes_with_memory()))
         )
-        who = wakeups.job((form,), cpu_numbers())
-        found += [Contestant(f"wakeups, {form}", load, who) for load in ("switches", "datagrams")]
-        two_nodes = partial(migrations.Migrations, cpu_nodes={cpu: cpu for cpu in os.sched_getaffinity(0)})
-        found.append(Contestant(f"migrations, {form}", "moves", migrations.job((form,), cpu_numbers()), two_nodes))
-        reading = partial(counters.Counters, events=events)
+        who = wakeups.job((form,), cpu_id_limit())
+        found += [EventProbe(f"wakeups, {form}", load, who) for load in ("switches", "datagrams")]
+        two_nodes = partial(migrations.MigrationsProbe, cpu_nodes={cpu: cpu for cpu in os.sched_getaffinity(0)})
+        found.append(EventProbe(f"migrations, {form}", "moves", migrations.job((form,), cpu_id_limit()), two_nodes))
+        reading = partial(counters.CountersProbe, events=events)
         counting = counters.job((form,), possible_cpu_ids(), events)
-        found.append(Contestant(f"counters, {form}", "switches", counting, reading))
-    found.append(Contestant("threads, iterator", "1,000 threads", threads.job()))
+        found.append(EventProbe(f"counters, {form}", "switches", counting, reading))
+    found.append(EventProbe("threads, iterator", "1,000 threads", threads.job()))
     return found
 
 
-def counted() -> counters.Events:
+def hardware_events() -> counters.PerfEvents:
     """Cycles and instructions, or what is read in the same way."""
     try:
-        there = counters.countable(counters.EVENTS, counters.online_cpus()[0])
+        there = counters.countable_events(counters.EVENTS, counters.online_cpus()[0])
     except Unavailable:
-        return STAND_INS
-    return {name: there[name] for name in STAND_INS}
+        return SUBSTITUTE_EVENTS
+    return {name: there[name] for name in SUBSTITUTE_EVENTS}
 
 
-def visit(contestant: Contestant) -> None:
+def measure_probe(contestant: EventProbe) -> None:
     """Load the probe, run the load, take the statistics of its programs."""
     with load(contestant.job) as loaded, LOADS[contestant.load](loaded) as turn:
         contestant.prepare(loaded)
         statistics = bpf.enable_stats()
         try:
-            before, started = _stats(loaded), time.monotonic()
+            before, started = _program_stats(loaded), time.monotonic()
             while time.monotonic() - started < LOAD_S:
                 turn()
-            elapsed, after = time.monotonic() - started, _stats(loaded)
+            elapsed, after = time.monotonic() - started, _program_stats(loaded)
         finally:
             os.close(statistics)
     for name, (runs, run_ns) in after.items():
         count = runs - before[name][0]
-        if count >= FEWEST:
+        if count >= MIN_EVENTS:
             pair = (count / elapsed, (run_ns - before[name][1]) / count)
             contestant.seen.setdefault(name, []).append(pair)
 
 
-def _stats(loaded: Loaded) -> dict[str, tuple[int, int]]:
+def _program_stats(loaded: Loaded) -> dict[str, tuple[int, int]]:
     return {name: (info.run_count, info.run_time_ns) for name, info in loaded.stats().items()}
 
 
-def rows(measured: list[Contestant]) -> str:
+def markdown_rows(measured: list[EventProbe]) -> str:
     """The table; programs that the load hardly ran are left out."""
     empty = median(ns for pairs in measured[0].seen.values() for _, ns in pairs)
     lines = []
@@ -145,20 +141,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results/event_cost.md")
     options = parser.parse_args()
-    events = counted()
+    events = hardware_events()
     with tempfile.TemporaryDirectory() as scratch:
-        measured = contestants(Path(scratch), events)
+        measured = event_probes(Path(scratch), events)
         for _ in range(options.rounds):
             for contestant in random.sample(measured, len(measured)):
-                visit(contestant)
+                measure_probe(contestant)
     text = TEXT.format(
-        machine=this_machine(detect().mode).line(),
+        machine=this_machine(detect_hierarchy().mode).line(),
         rounds=options.rounds,
         load_s=LOAD_S,
-        rows=rows(measured),
+        rows=markdown_rows(measured),
         sleepers=SLEEPERS,
         counted="software events (this machine has no hardware counters, whose registers take longer)"
-        if events is STAND_INS
+        if events is SUBSTITUTE_EVENTS
         else "hardware counters",
     )
     options.write.parent.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,12 @@
-"""Loads that make one kind of event each: what `bench.event_cost` measures probes under.
-
-A load is a context manager that takes the loaded probe and gives a function, one turn of the load. All are on loopback, in
-memory or in cgroups of their own, and end with their `with` block.
-"""
+"""Loads that cause one kind of kernel event each: context switches, packets, disk reads, migrations, reclaim."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -16,24 +14,84 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 
-from agent.hierarchy import detect
-from bench.switch_load import SwitchLoad
-from demo.launch import launch
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from demo.launch import launch_in_cgroups
 from probes.loader import Loaded
 
-Turn = Callable[[], None]
+
+class SwitchLoad:
+    """Runs until the end of its `with` block."""
+
+    def __init__(self, cpus: tuple[int, ...]) -> None:
+        self._cpus = cpus
+        self._counts = mmap.mmap(-1, 8 * len(cpus))
+        self._pids: list[int] = []
+        root = detect_hierarchy(Path("/proc")).primary
+        self._groups = [root / f"dioptase-bench-switch-{os.getpid()}-{cpu}" for cpu in cpus]
+
+    def round_trips(self) -> int:
+        return sum(struct.unpack(f"{len(self._cpus)}Q", self._counts[:]))
+
+    def __enter__(self) -> SwitchLoad:
+        for at, (cpu, group) in enumerate(zip(self._cpus, self._groups, strict=True)):
+            group.mkdir()
+            there, back = os.pipe(), os.pipe()
+            self._pids += [
+                self._fork(cpu, group, partial(self._lead, there[1], back[0], at)),
+                self._fork(cpu, group, partial(self._follow, there[0], back[1])),
+            ]
+            for fd in (*there, *back):
+                os.close(fd)
+        return self
+
+    def _fork(self, cpu: int, group: Path, body: Callable[[], None]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os.sched_setaffinity(0, {cpu})
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            body()
+            os._exit(0)
+        return pid
+
+    def _lead(self, writer: int, reader: int, at: int) -> None:
+        trips = 0
+        while True:
+            os.write(writer, b"x")
+            os.read(reader, 1)
+            trips += 1
+            struct.pack_into("Q", self._counts, 8 * at, trips)
+
+    @staticmethod
+    def _follow(reader: int, writer: int) -> None:
+        while True:
+            os.read(reader, 1)
+            os.write(writer, b"x")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for group in self._groups:
+            group.rmdir()
+
+
+LoadStep = Callable[[], None]
 SLEEPERS = 1000
 LIMIT_BYTES, FILE_BYTES = 16 << 20, 64 << 20
-READ = "import sys\nwhile True:\n    with open(sys.argv[1], 'rb', buffering=0) as file:\n        while file.read(1 << 20): pass"
+READER_CODE = "import sys\nwhile True:\n    with open(sys.argv[1], 'rb', buffering=0) as file:\n        while file.read(1 << 20): pass"
 """A program that reads a file over and over."""
-TURN_S = 0.05
+STEP_S = 0.05
 """Of a load that runs by itself, in processes of its own."""
 
 
 @contextmanager
-def datagrams(_loaded: Loaded) -> Iterator[Turn]:
+def datagrams(_loaded: Loaded) -> Iterator[LoadStep]:
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as two,
@@ -44,7 +102,7 @@ def datagrams(_loaded: Loaded) -> Iterator[Turn]:
 
 
 @contextmanager
-def stream(_loaded: Loaded) -> Iterator[Turn]:
+def stream(_loaded: Loaded) -> Iterator[LoadStep]:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
         two, _ = server.accept()
         with two:
@@ -52,7 +110,7 @@ def stream(_loaded: Loaded) -> Iterator[Turn]:
 
 
 @contextmanager
-def connections(_loaded: Loaded) -> Iterator[Turn]:
+def connections(_loaded: Loaded) -> Iterator[LoadStep]:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def turn() -> None:
@@ -66,7 +124,7 @@ def connections(_loaded: Loaded) -> Iterator[Turn]:
 
 
 @contextmanager
-def direct_reads(_loaded: Loaded) -> Iterator[Turn]:
+def direct_reads(_loaded: Loaded) -> Iterator[LoadStep]:
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as backing:
         backing.write(b"z" * (1 << 20))
         backing.flush()
@@ -82,14 +140,14 @@ def direct_reads(_loaded: Loaded) -> Iterator[Turn]:
 
 
 @contextmanager
-def switches(_loaded: Loaded) -> Iterator[Turn]:
+def switches(_loaded: Loaded) -> Iterator[LoadStep]:
     """Two processes on one CPU that pass a byte back and forth."""
     with SwitchLoad((min(os.sched_getaffinity(0)),)):
-        yield lambda: time.sleep(TURN_S)
+        yield lambda: time.sleep(STEP_S)
 
 
 @contextmanager
-def moves(_loaded: Loaded) -> Iterator[Turn]:
+def migrations(_loaded: Loaded) -> Iterator[LoadStep]:
     """This task goes from one CPU to another and back."""
     allowed = os.sched_getaffinity(0)
     one, two = min(allowed), max(allowed)
@@ -105,9 +163,9 @@ def moves(_loaded: Loaded) -> Iterator[Turn]:
 
 
 @contextmanager
-def reads_under_a_limit(_loaded: Loaded) -> Iterator[Turn]:
+def limited_reads(_loaded: Loaded) -> Iterator[LoadStep]:
     """A process reads a file that is larger than its memory limit: each batch of pages has to be reclaimed first."""
-    memory = detect().controller("memory")
+    memory = detect_hierarchy().controller("memory")
     if memory is None:
         raise SystemExit("reclaim needs the memory controller; enable it in cgroup.subtree_control")
     group = memory / f"dioptase-bench-reclaim-{os.getpid()}"
@@ -120,9 +178,9 @@ def reads_under_a_limit(_loaded: Loaded) -> Iterator[Turn]:
             file.flush()
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            reader = launch([sys.executable, "-c", READ, file.name], procs=[group / "cgroup.procs"])
+            reader = launch_in_cgroups([sys.executable, "-c", READER_CODE, file.name], procs=[group / "cgroup.procs"])
             try:
-                yield lambda: time.sleep(TURN_S)
+                yield lambda: time.sleep(STEP_S)
             finally:
                 reader.kill()
                 reader.wait()
@@ -131,7 +189,7 @@ def reads_under_a_limit(_loaded: Loaded) -> Iterator[Turn]:
 
 
 @contextmanager
-def thread_walks(loaded: Loaded) -> Iterator[Turn]:
+def thread_walks(loaded: Loaded) -> Iterator[LoadStep]:
     """The iterator walks over every thread of the node, 1,000 sleeping ones of ours among them."""
     over = threading.Event()
     sleepers = [threading.Thread(target=over.wait) for _ in range(SLEEPERS)]
@@ -146,13 +204,13 @@ def thread_walks(loaded: Loaded) -> Iterator[Turn]:
             sleeper.join()
 
 
-LOADS: dict[str, Callable[[Loaded], AbstractContextManager[Turn]]] = {
+LOADS: dict[str, Callable[[Loaded], AbstractContextManager[LoadStep]]] = {
     "datagrams": datagrams,
     "stream": stream,
     "connections": connections,
     "direct reads": direct_reads,
     "switches": switches,
-    "moves": moves,
-    "reads under a limit": reads_under_a_limit,
+    "moves": migrations,
+    "reads under a limit": limited_reads,
     "1,000 threads": thread_walks,
 }

@@ -1,8 +1,4 @@
-"""A million damaged kernel texts: does any make a parser raise, or say what cannot be written down.
-
-The texts are those of this machine, as its sources read them, each cut, joined, repeated and sprinkled with what parsers
-stumble over. The same seed makes the same texts.
-"""
+"""Feeds a million damaged kernel files to every parser: none may raise or return what cannot be encoded."""
 
 from __future__ import annotations
 
@@ -16,17 +12,19 @@ from typing import Any
 
 import msgspec
 
-from agent.hierarchy import detect
-from agent.sense import capture, disks, filesystems, machine, numa, parsers, proc_cpu, proc_memory, proc_net
-from agent.sense.fields import TABLE
-from api.ports import Unavailable
+from agent.offline import capture
+from agent.sensors import parsers
+from agent.sensors.cgroup.cgroup_files import FIELD_TABLE
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from agent.sensors.node import machine, node_cpu, node_disks, node_memory, node_network
+from api.interfaces import Unavailable
 
 RESULTS = Path(__file__).parent / "results"
 Parse = Callable[[bytes], Any]
-MOST_CGROUPS = 20
-LONGEST = 4096
+MAX_CGROUPS = 20
+MAX_TEXT_BYTES = 4096
 """Of a text that is damaged: longer ones are cut, or there would be fewer."""
-STUMBLES = (
+HARD_TOKENS = (
     b"", b"\n", b" ", b":", b"-1", b"-", b"0", b"9" * 21, b"18446744073709551616", b"nan", b"1e9", b"1_0", b"\x00", b"\xff",
     b"max", b"N0=", b"cpu", b"\xd9\xa3", b"=", b"254:0", b"Node 0, zone", b" kB", b"\t", b"some avg10=",
 )  # fmt: skip
@@ -36,31 +34,34 @@ NODE: dict[str, tuple[Parse, ...]] = {
     "vmstat": (parsers.flat,),
     "loadavg": (parsers.load_averages,),
     "cpu": (parsers.pressure,),
-    "zoneinfo": (proc_memory.zone_lines,),
-    "buddyinfo": (lambda text: list(proc_memory.free_blocks(text).items()),),
-    "snmp": (proc_net.protocol_counters,),
-    "netstat": (proc_net.protocol_counters,),
-    "sockstat": (proc_net.socket_counts,),
-    "dev": (proc_net.interface_counts,),
-    "diskstats": (disks.disk_lines,),
-    "interrupts": (proc_cpu.interrupt_counts,),
-    "mountinfo": (lambda text: [m.point for m in filesystems.local(filesystems.mounts(text))],),
-    "cpuinfo": (proc_cpu.cpuinfo_khz, lambda text: machine.codename(machine.first_cpu(text))),
-    "cpulist": (numa.cpus,),
+    "zoneinfo": (node_memory.parse_zoneinfo,),
+    "buddyinfo": (lambda text: list(node_memory.parse_buddyinfo(text).items()),),
+    "snmp": (node_network.parse_protocol_counters,),
+    "netstat": (node_network.parse_protocol_counters,),
+    "sockstat": (node_network.parse_sockstat,),
+    "dev": (node_network.parse_net_dev,),
+    "diskstats": (node_disks.parse_diskstats,),
+    "interrupts": (node_cpu.parse_interrupts,),
+    "mountinfo": (lambda text: [m.point for m in node_disks.local_mounts(node_disks.parse_mountinfo(text))],),
+    "cpuinfo": (node_cpu.parse_cpuinfo_khz, lambda text: machine.cpu_codename(machine.parse_first_cpu(text))),
+    "cpulist": (node_memory.parse_numa_cpus,),
 }
 """Parsers of the node's texts by file name; those of cgroups are in the table of their fields."""
 
 
-def subjects() -> list[tuple[str, Parse, bytes]]:
+def parser_inputs() -> list[tuple[str, Parse, bytes]]:
     """Every parser with a text of this machine that is meant for it."""
     by_name: dict[str, list[Parse]] = {name: list(found) for name, found in NODE.items()}
-    for row in TABLE.values():
+    for row in FIELD_TABLE.values():
         for place in (*row.v1, *row.v2):
             by_name.setdefault(place.file.decode(), []).append(place.parse)
     texts: dict[str, bytes] = {}
-    for path, text in (*capture.node(Path("/proc"), Path("/sys")), *capture.cgroups(detect(), MOST_CGROUPS)):
+    for path, text in (
+        *capture.capture_node(Path("/proc"), Path("/sys")),
+        *capture.capture_cgroups(detect_hierarchy(), MAX_CGROUPS),
+    ):
         if text and len(text) > len(texts.get(path.name, b"")):
-            texts[path.name] = text[:LONGEST]
+            texts[path.name] = text[:MAX_TEXT_BYTES]
     return [(name, parse, text) for name, text in sorted(texts.items()) for parse in by_name.get(name, ())]
 
 
@@ -69,15 +70,15 @@ def damage(text: bytes, chance: random.Random) -> bytes:
     for _ in range(chance.randint(1, 4)):
         start = chance.randint(0, len(text))
         end = min(len(text), start + chance.choice((0, 1, 2, 8, 64, 1024)))
-        put = chance.choice(STUMBLES) if chance.random() < 0.7 else text[start:end] * chance.randint(0, 3)
+        put = chance.choice(HARD_TOKENS) if chance.random() < 0.7 else text[start:end] * chance.randint(0, 3)
         text = text[:start] + put + text[end:]
-    return text[: 2 * LONGEST]
+    return text[: 2 * MAX_TEXT_BYTES]
 
 
 def fuzz(count: int, seed: int) -> tuple[int, list[str]]:
     """How many texts were read, and what went wrong: the parser, the error and the text."""
     chance = random.Random(seed)
-    found = subjects()
+    found = parser_inputs()
     faults: list[str] = []
     for index in range(count):
         name, parse, text = found[index % len(found)]

@@ -1,8 +1,4 @@
-"""`python -m bench.katalyst`: what the stock Katalyst agent costs beside ours, in one run, on the same declared node and pods.
-
-Both look at a machine of eight CPUs with two pods that nobody runs, for a minute, one round a second here and one every five
-seconds there. Theirs asks our Malachite; its reporter has a process of its own, because with metrics it does not start.
-"""
+"""Measures the CPU and memory of the stock Katalyst agent beside ours on the same simulated node and pods."""
 
 from __future__ import annotations
 
@@ -13,10 +9,10 @@ from collections.abc import Callable, Mapping
 
 from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine
 
-S = 1_000_000_000
+SECONDS = 1_000_000_000
 
 
-def measured(
+def measure_processes(
     pids: Mapping[str, int], seconds: float, cpu_ns: Callable[[int], int] = cpu_ns_of
 ) -> dict[str, dict[str, float]]:
     """CPU in thousandths of one and memory in MiB, by name."""
@@ -41,7 +37,7 @@ def main() -> None:
     from tests.cluster.side_by_side import both  # noqa: PLC0415
 
     with both() as pids:
-        found = measured(pids, options.seconds)
+        found = measure_processes(pids, options.seconds)
     print(json.dumps({"seconds": options.seconds, "machine": this_machine("hybrid").line(), "found": found}, indent=1))
 
 

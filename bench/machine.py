@@ -1,4 +1,6 @@
-"""What a result was measured on, and the two things every bench reads of it."""
+"""Describes the machine of a result, reads CPU time and memory of processes, and waits until an agent is ready.
+An agent is ready when it has finished a cycle and every probe is loaded or refused.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,21 @@ import os
 import platform
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
+
+from cli.agent_process import AgentExited
+from exporters.view.cycle_view import View
+from probes.deferred_loading import LOADING
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class BenchMachine(msgspec.Struct, frozen=True, kw_only=True):
     """Enough to judge whether two results may be compared."""
 
     date: str
@@ -34,11 +43,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def this_machine(cgroups: str) -> Machine:
+def this_machine(cgroups: str) -> BenchMachine:
     info = Path("/proc/cpuinfo").read_text()
     fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     named = {key.strip(): value.strip() for key, value in fields.items()}
-    return Machine(
+    return BenchMachine(
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         kernel=platform.release(),
         cpu=named.get("model name", platform.machine()),
@@ -85,3 +94,33 @@ def memory_kib_of(pid: int, field: str = "VmRSS") -> int:
         if line.startswith(f"{field}:"):
             return int(line.split()[1])
     return 0
+
+
+PROBES_TIMEOUT_S = 120.0
+READY_POLL_INTERVAL_S = 0.2
+
+
+class StartedAgent(Protocol):
+    """An agent as far as it is waited for; cli.agent_process.AgentProcess is one."""
+
+    def wait_healthy(self) -> None:
+        """Return when it has finished a round."""
+
+    def get(self, path: str, timeout_s: float = 2.0) -> bytes | None:
+        """The body at that path; None where there is no good answer now."""
+
+
+def wait_until_ready(agent: StartedAgent, clock: Callable[[], float] = time.monotonic) -> None:
+    """Return when no source says any more that it is loading. Raises AgentEnded where that does not come about."""
+    agent.wait_healthy()
+    deadline = clock() + PROBES_TIMEOUT_S
+    while still := _is_loading(agent.get("/api/v1/view")):
+        if clock() > deadline:
+            raise AgentExited(f"still not loaded after {PROBES_TIMEOUT_S:.0f} s: {', '.join(still)}")
+        time.sleep(READY_POLL_INTERVAL_S)
+
+
+def _is_loading(view_json: bytes | None) -> list[str]:
+    if view_json is None:
+        return ["the agent does not answer"]
+    return [source.name for source in msgspec.json.decode(view_json, type=View).sources if source.detail == LOADING]

@@ -1,35 +1,132 @@
-"""The agent beside cAdvisor and node_exporter: the same cgroups, the same minutes, the same scraper.
-
-All of them run at once, for what one costs is asked of the kernel for each by itself; each is scraped every 10 seconds,
-and the order in which they are asked is drawn anew every time. Writes JSON and a Markdown table to bench/results.
-
-    python -m bench.peers [--counts 10,100,200,200p,500] [--rounds 3] [--only dioptase,deciding,cadvisor,kubelet,node] [--quick]
-"""
+"""Compares the agent with cAdvisor and node_exporter on the same cgroups, minutes and scraper."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
-from agent.hierarchy import detect
-from api.ports import Unavailable
-from bench.contestants import ALL, PARENT, Contestant, Exporter, missing
-from bench.exposition import count
+from agent.sensors.cgroup.hierarchy import detect_hierarchy, unescape_mount
+from api.interfaces import Unavailable
+from bench.exporter_processes import EXPORTERS, PARENT, ExporterProcess, ExporterVariant, count_series, missing_reason
 from bench.machine import end_cleanly_on_sigterm, this_machine
-from bench.peers_report import Results, Row, layout, markdown, verdict_lines
-from bench.residents import asleep, pods_file, residents
+from bench.peers_report import ExporterRow, PeersResults, layout, markdown, peers_goal_lines
+from demo.cgroups import V1_CONTROLLERS
+from demo.launch import launch_in_cgroups
 from probes import bpf
+
+LIMITS = {
+    "cpu.cfs_quota_us": "100000",
+    "cpu.max": "100000 100000",
+    "memory.limit_in_bytes": "1073741824",
+    "memory.max": "1073741824",
+}
+"""One CPU and 1 GiB, in the files of both versions."""
+
+
+def sleep_command(_index: int) -> list[str]:
+    """What runs in each cgroup unless something else is asked for."""
+    return ["sleep", "infinity"]
+
+
+@contextmanager
+def populated_cgroups(
+    parent: str, count: int, program: Callable[[int], Sequence[str]] = sleep_command, *, in_pods: bool = False
+) -> Iterator[list[str]]:
+    """`count` cgroups below `parent`, each with the program that its number gets; their paths. All goes at the end.
+
+    `in_pods`: each below a cgroup of its own, which makes twice as many.
+    """
+    mounts = _cgroup_mounts()
+    names = [f"{parent}/pod{index:03}/container" if in_pods else f"{parent}/{index:03}" for index in range(count)]
+    groups = [parent, *(group for name in names for group in _ancestors(name))]
+    made: list[Path] = []
+    processes: list[subprocess.Popen[bytes]] = []
+    for mount in mounts:
+        _remove_tree(mount / parent)
+    try:
+        for group in groups:
+            for mount in mounts:
+                _make_cgroup(mount / group, made, LIMITS if in_pods and group != parent else {}, leaf=group in names)
+        for index, name in enumerate(names):
+            processes.append(
+                launch_in_cgroups(program(index), procs=[mount / name / "cgroup.procs" for mount in mounts])
+            )
+        yield [f"/{name}" for name in names]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        for directory in reversed(made):
+            directory.rmdir()
+
+
+def _ancestors(name: str) -> list[str]:
+    """The cgroups below the topmost one on the way to that one, itself the last."""
+    parts = name.split("/")
+    return ["/".join(parts[:depth]) for depth in range(2, len(parts) + 1)]
+
+
+def _cgroup_mounts() -> list[Path]:
+    # Every tree, also those that the agent does not read: cAdvisor asks the devices controller who lives in a cgroup.
+    found: dict[int, Path] = {}
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        left, _, right = line.partition(" - ")
+        if right.partition(" ")[0] in ("cgroup", "cgroup2"):
+            mount = Path(unescape_mount(left.split(" ")[4]))
+            found.setdefault(mount.stat().st_dev, mount)
+    return list(found.values())
+
+
+def _remove_tree(directory: Path) -> None:
+    """Remove what a killed run left; where processes still live in it the kernel refuses, and so do we."""
+    if directory.exists():
+        for child in directory.iterdir():
+            if child.is_dir():
+                _remove_tree(child)
+        directory.rmdir()
+
+
+def _make_cgroup(directory: Path, made: list[Path], limits: Mapping[str, str], *, leaf: bool) -> None:
+    directory.mkdir()
+    made.append(directory)
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        file, parent = directory / name, directory.parent / name
+        if file.exists() and parent.exists() and not file.read_text().strip():
+            file.write_text(parent.read_text())
+    for name, value in limits.items():
+        if (file := directory / name).exists():
+            file.write_text(value)
+    control = directory / "cgroup.subtree_control"
+    if not leaf and control.exists():
+        offered = (directory / "cgroup.controllers").read_text().split()
+        control.write_text(" ".join(f"+{name}" for name in V1_CONTROLLERS if name in offered))
+
+
+def pods_file(paths: Sequence[str]) -> str:
+    """All of them as pods, alternately shared_cores and reclaimed_cores."""
+    levels = ("shared_cores", "reclaimed_cores")
+    pods = [
+        {
+            "name": f"p{index:03}",
+            "annotations": {"katalyst.kubewharf.io/qos_level": levels[index % 2]},
+            "containers": [{"name": "c", "cgroup": path}],
+        }
+        for index, path in enumerate(paths)
+    ]
+    return msgspec.yaml.encode({"pods": pods}).decode()
+
 
 RESULTS = Path(__file__).parent / "results"
 COUNTS = "10,100,200,200p,500"
@@ -57,7 +154,7 @@ TEXT = (
 )
 
 
-class Spent(msgspec.Struct):
+class ExporterCosts(msgspec.Struct):
     """What the rounds found of one exporter."""
 
     cpu_s: list[float] = msgspec.field(default_factory=list)
@@ -70,14 +167,14 @@ class Spent(msgspec.Struct):
     gzip: bytes = b""
 
 
-class Bed(msgspec.Struct, frozen=True):
+class WatchedCgroups(msgspec.Struct, frozen=True):
     """What there is to watch."""
 
     cgroups: int
     in_pods: bool
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class PeersPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a run goes."""
 
     rounds: int
@@ -97,21 +194,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.seconds + 2 * self.samples * CYCLE_S
 
 
-def program(index: int) -> Sequence[str]:
+def cgroup_program(index: int) -> Sequence[str]:
     """What lives in a cgroup."""
-    return [sys.executable, "-I", "-S", "-c", BUSY] if index % BUSY_EVERY == 0 else asleep(index)
+    return [sys.executable, "-I", "-S", "-c", BUSY] if index % BUSY_EVERY == 0 else sleep_command(index)
 
 
-def measure(bed: Bed, contestants: Sequence[Contestant], plan: Plan) -> list[Row]:
+def measure(bed: WatchedCgroups, contestants: Sequence[ExporterVariant], plan: PeersPlan) -> list[ExporterRow]:
     """All of them on one bed. Raises Unavailable where one does not come up or goes away."""
     _say(bed, "making the cgroups")
-    with residents(PARENT, bed.cgroups, program, in_pods=bed.in_pods) as paths, ExitStack() as running:
-        exporters = [running.enter_context(_started(contestant, paths, running)) for contestant in contestants]
+    with populated_cgroups(PARENT, bed.cgroups, cgroup_program, in_pods=bed.in_pods) as paths, ExitStack() as running:
+        exporters = [running.enter_context(_start_exporter(contestant, paths, running)) for contestant in contestants]
         for exporter in exporters:
             exporter.wait_until_it_answers()
         _say(bed, f"{len(exporters)} exporters run; warming up for {plan.warmup_s:g} s")
         time.sleep(plan.warmup_s)
-        spent = {exporter.contestant.name: Spent() for exporter in exporters}
+        spent = {exporter.contestant.name: ExporterCosts() for exporter in exporters}
         for number in range(1, plan.rounds + 1):
             try:
                 _count_cpu(exporters, plan, spent)
@@ -124,18 +221,18 @@ def measure(bed: Bed, contestants: Sequence[Contestant], plan: Plan) -> list[Row
         return [_row(bed, paths, exporter, spent[exporter.contestant.name]) for exporter in exporters]
 
 
-def _say(bed: Bed, what: str) -> None:
+def _say(bed: WatchedCgroups, what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {layout(bed.cgroups, in_pods=bed.in_pods)}: {what}", flush=True)
 
 
-def _started(contestant: Contestant, paths: Sequence[str], running: ExitStack) -> Exporter:
+def _start_exporter(contestant: ExporterVariant, paths: Sequence[str], running: ExitStack) -> ExporterProcess:
     directory = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
     (directory / "config.yaml").write_text(f"exporters: {{maxCgroups: {2 * len(paths) + OTHERS}}}\n")
     (directory / "pods.yaml").write_text(pods_file(paths))
-    return Exporter(contestant, directory)
+    return ExporterProcess(contestant, directory)
 
 
-def _count_cpu(exporters: Sequence[Exporter], plan: Plan, spent: dict[str, Spent]) -> None:
+def _count_cpu(exporters: Sequence[ExporterProcess], plan: PeersPlan, spent: dict[str, ExporterCosts]) -> None:
     """Each is scraped in turn, evenly spread over the time between two scrapes of the same one."""
     began, before = time.monotonic(), [exporter.cpu_ns() for exporter in exporters]
     turns = round(plan.seconds / plan.every_s)
@@ -150,7 +247,7 @@ def _count_cpu(exporters: Sequence[Exporter], plan: Plan, spent: dict[str, Spent
         spent[exporter.contestant.name].cpu_s.append((exporter.cpu_ns() - cpu_ns) / NS_PER_S / minutes)
 
 
-def _count_bpf(exporters: Sequence[Exporter], plan: Plan, spent: dict[str, Spent]) -> None:
+def _count_bpf(exporters: Sequence[ExporterProcess], plan: PeersPlan, spent: dict[str, ExporterCosts]) -> None:
     """By itself and last: the kernel's statistics make every BPF program slower."""
     statistics = bpf.enable_stats()
     try:
@@ -163,7 +260,7 @@ def _count_bpf(exporters: Sequence[Exporter], plan: Plan, spent: dict[str, Spent
         os.close(statistics)
 
 
-def _time_scrapes(exporters: Sequence[Exporter], plan: Plan, spent: dict[str, Spent]) -> None:
+def _time_scrapes(exporters: Sequence[ExporterProcess], plan: PeersPlan, spent: dict[str, ExporterCosts]) -> None:
     kinds = [False, True] * plan.samples
     plan.order.shuffle(kinds)
     for gzip in kinds:
@@ -179,13 +276,13 @@ def _time_scrapes(exporters: Sequence[Exporter], plan: Plan, spent: dict[str, Sp
         time.sleep(max(0.0, due - time.monotonic()))
 
 
-def _row(bed: Bed, paths: Sequence[str], exporter: Exporter, spent: Spent) -> Row:
+def _row(bed: WatchedCgroups, paths: Sequence[str], exporter: ExporterProcess, spent: ExporterCosts) -> ExporterRow:
     rss_mib = exporter.rss_mib()
-    found = count(spent.plain.decode(errors="replace"))
+    found = count_series(spent.plain.decode(errors="replace"))
     series, buckets, names = (
         round(median(counts.get(path, 0) for path in paths)) for counts in (found.cgroups, found.buckets, found.names)
     )
-    return Row(
+    return ExporterRow(
         cgroups=bed.cgroups,
         in_pods=bed.in_pods,
         exporter=exporter.contestant.name,
@@ -207,41 +304,49 @@ def _row(bed: Bed, paths: Sequence[str], exporter: Exporter, spent: Spent) -> Ro
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
-    parser.add_argument("--counts", type=_beds, default=COUNTS, help="how many cgroups; with a p, containers in pods")
+    parser.add_argument(
+        "--counts", type=_parse_watched_cgroups, default=COUNTS, help="how many cgroups; with a p, containers in pods"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="in which CPU is counted, in each round")
     parser.add_argument("--warmup", type=float, default=45.0, help="seconds before the first round")
     parser.add_argument("--samples", type=int, default=5, help="timed scrapes in a round, of each kind")
-    parser.add_argument("--only", type=_names, default=tuple(ALL), help=f"of {','.join(ALL)}")
+    parser.add_argument("--only", type=_names, default=tuple(EXPORTERS), help=f"of {','.join(EXPORTERS)}")
     parser.add_argument("--quick", action="store_true", help="10 containers in pods, one round of 3 s")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for peers.json and .md")
     args = parser.parse_args(argv)
     if args.quick:
-        args.counts, args.rounds, args.seconds, args.warmup, args.samples = _beds("10p"), 1, 3.0, 1.0, 1
+        args.counts, args.rounds, args.seconds, args.warmup, args.samples = (
+            _parse_watched_cgroups("10p"),
+            1,
+            3.0,
+            1.0,
+            1,
+        )
     return args
 
 
-def _beds(text: str) -> tuple[Bed, ...]:
-    return tuple(Bed(int(word.removesuffix("p")), word.endswith("p")) for word in text.split(","))
+def _parse_watched_cgroups(text: str) -> tuple[WatchedCgroups, ...]:
+    return tuple(WatchedCgroups(int(word.removesuffix("p")), word.endswith("p")) for word in text.split(","))
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in ALL]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(ALL)}")
+    if unknown := [name for name in names if name not in EXPORTERS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(EXPORTERS)}")
     return names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = options(argv)
     end_cleanly_on_sigterm()
-    plan = Plan(
+    plan = PeersPlan(
         rounds=args.rounds, seconds=args.seconds, warmup_s=args.warmup, samples=args.samples, order=random.Random(args.seed)
     )  # fmt: skip
     try:
-        machine = this_machine(detect().mode)
-        problems = {ALL[name]: missing(ALL[name]) for name in args.only}
+        machine = this_machine(detect_hierarchy().mode)
+        problems = {EXPORTERS[name]: missing_reason(EXPORTERS[name]) for name in args.only}
         contestants = [contestant for contestant, problem in problems.items() if problem is None]
         absent = tuple(f"{c.name}: {why.reason}; {why.remedy}" for c, why in problems.items() if why)
         for line in absent:
@@ -255,15 +360,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds=plan.seconds, rounds=plan.rounds, warmup=plan.warmup_s, every=plan.every_s, ran=ran, samples=plan.samples
     )  # fmt: skip
     ways = tuple((contestant.name, contestant.what) for contestant in contestants)
-    write(Results(machine=machine, settings=settings, contestants=ways, rows=tuple(rows), absent=absent), args.out)
+    write(PeersResults(machine=machine, settings=settings, contestants=ways, rows=tuple(rows), absent=absent), args.out)
     return 0
 
 
-def write(results: Results, directory: Path) -> None:
+def write(results: PeersResults, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "peers.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     (directory / "peers.md").write_text(markdown(results))
-    for line in verdict_lines(results.rows):
+    for line in peers_goal_lines(results.rows):
         print(line)
     print(f"wrote {directory}/peers.md and .json")
 

@@ -1,4 +1,4 @@
-"""What bench.peers found: one row for each exporter at each number of cgroups, the goals, and the page."""
+"""Rows, goals and the Markdown section of bench.peers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bench.contestants import CADVISOR, KUBELET, OURS
-from bench.machine import Machine
+from bench.exporter_processes import CADVISOR, DIOPTASE, KUBELET
+from bench.machine import BenchMachine
 
 GOALS_AT = 200
 """Cgroups at which the goals are set."""
-MOST_RSS_MIB = 64.0
+MAX_RSS_MIB = 64.0
 PASS, MISS, OPEN = "PASS", "MISS", "OPEN"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ExporterRow(msgspec.Struct, frozen=True, kw_only=True):
     """One exporter at one number of cgroups; medians of the rounds."""
 
     cgroups: int
@@ -62,32 +62,32 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return 1000 * self.gzip_ms / self.series if self.series else 0.0
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
+class PeersResults(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
-    machine: Machine
+    machine: BenchMachine
     settings: str
     contestants: tuple[tuple[str, str], ...]
     """Name and how it was run."""
-    rows: tuple[Row, ...]
+    rows: tuple[ExporterRow, ...]
     absent: tuple[str, ...] = ()
     """What was not measured, and why."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class PeersGoal(msgspec.Struct, frozen=True):
     """Whether one goal is met."""
 
-    verdict: str
+    reason: str
     """PASS, MISS, or OPEN where what it takes was not measured."""
     goal: str
     text: str
     """The numbers."""
 
 
-def verdicts(rows: Sequence[Row], *, in_pods: bool) -> list[Verdict]:
+def evaluate_peers_goals(rows: Sequence[ExporterRow], *, in_pods: bool) -> list[PeersGoal]:
     """Each goal, on the rows at GOALS_AT cgroups of that layout."""
     at = {row.exporter: row for row in rows if (row.cgroups, row.in_pods) == (GOALS_AT, in_pods)}
-    ours, cadvisor, kubelet = (at.get(contestant.name) for contestant in (OURS, CADVISOR, KUBELET))
+    ours, cadvisor, kubelet = (at.get(contestant.name) for contestant in (DIOPTASE, CADVISOR, KUBELET))
     return [
         _ratio(
             "CPU, in BPF included, at most a fifth of cAdvisor's", 0.2, "CPU s/min", *_both("all_cpu_s", ours, cadvisor)
@@ -101,13 +101,13 @@ def verdicts(rows: Sequence[Row], *, in_pods: bool) -> list[Verdict]:
     ]
 
 
-def verdict_lines(rows: Sequence[Row]) -> list[str]:
+def peers_goal_lines(rows: Sequence[ExporterRow]) -> list[str]:
     """All goals in each layout that was measured at GOALS_AT, as they are printed and shown."""
     layouts = dict.fromkeys(row.in_pods for row in rows if row.cgroups == GOALS_AT)
     return [
-        f"{found.verdict} {layout(GOALS_AT, in_pods=in_pods)}: {found.goal}: {found.text}"
+        f"{found.reason} {layout(GOALS_AT, in_pods=in_pods)}: {found.goal}: {found.text}"
         for in_pods in layouts
-        for found in verdicts(rows, in_pods=in_pods)
+        for found in evaluate_peers_goals(rows, in_pods=in_pods)
     ]
 
 
@@ -116,35 +116,37 @@ def layout(cgroups: int, *, in_pods: bool) -> str:
     return f"{cgroups} in pods" if in_pods else f"{cgroups} side by side"
 
 
-def _both(field: str, ours: Row | None, theirs: Row | None) -> tuple[float | None, float | None]:
+def _both(field: str, ours: ExporterRow | None, theirs: ExporterRow | None) -> tuple[float | None, float | None]:
     return (None if ours is None else getattr(ours, field)), (None if theirs is None else getattr(theirs, field))
 
 
-def _ratio(goal: str, most: float, unit: str, ours: float | None, theirs: float | None) -> Verdict:
+def _ratio(goal: str, most: float, unit: str, ours: float | None, theirs: float | None) -> PeersGoal:
     if ours is None or not theirs:
-        return Verdict(OPEN, goal, f"not measured at {GOALS_AT} cgroups")
+        return PeersGoal(OPEN, goal, f"not measured at {GOALS_AT} cgroups")
     ratio = ours / theirs
-    return Verdict(PASS if ratio <= most else MISS, goal, f"{ours:.2f} against {theirs:.2f} {unit}, ratio {ratio:.3f}")
+    return PeersGoal(
+        PASS if ratio <= most else MISS, goal, f"{ours:.2f} against {theirs:.2f} {unit}, ratio {ratio:.3f}"
+    )
 
 
-def _memory(ours: Row | None) -> Verdict:
-    goal = f"memory at most {MOST_RSS_MIB:.0f} MiB"
+def _memory(ours: ExporterRow | None) -> PeersGoal:
+    goal = f"memory at most {MAX_RSS_MIB:.0f} MiB"
     if ours is None:
-        return Verdict(OPEN, goal, f"not measured at {GOALS_AT} cgroups")
-    share = ours.rss_mib / MOST_RSS_MIB
-    return Verdict(PASS if share <= 1 else MISS, goal, f"{ours.rss_mib:.1f} MiB, ratio {share:.3f}")
+        return PeersGoal(OPEN, goal, f"not measured at {GOALS_AT} cgroups")
+    share = ours.rss_mib / MAX_RSS_MIB
+    return PeersGoal(PASS if share <= 1 else MISS, goal, f"{ours.rss_mib:.1f} MiB, ratio {share:.3f}")
 
 
-def _series(name: str, ours: Row | None, theirs: Row | None) -> Verdict:
+def _series(name: str, ours: ExporterRow | None, theirs: ExporterRow | None) -> PeersGoal:
     goal = f"at least as many series of a container as {name}"
     if ours is None or theirs is None or not theirs.cgroup_series:
-        return Verdict(OPEN, goal, f"not measured at {GOALS_AT} cgroups")
+        return PeersGoal(OPEN, goal, f"not measured at {GOALS_AT} cgroups")
     met = ours.cgroup_series >= theirs.cgroup_series
     text = f"{_of_a_cgroup(ours)} against {_of_a_cgroup(theirs)}, ratio {ours.cgroup_series / theirs.cgroup_series:.2f}"
-    return Verdict(PASS if met else MISS, goal, text)
+    return PeersGoal(PASS if met else MISS, goal, text)
 
 
-def _of_a_cgroup(row: Row) -> str:
+def _of_a_cgroup(row: ExporterRow) -> str:
     return f"{row.cgroup_series} ({row.cgroup_series - row.cgroup_buckets} without histogram buckets)"
 
 
@@ -155,18 +157,18 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def markdown(results: Results) -> str:
+def markdown(results: PeersResults) -> str:
     """The section of bench/RESULTS.md."""
     out = ["## Beside cAdvisor and node_exporter", "", results.machine.line(), "", results.settings, ""]
     out += [f"- **{name}**: {what}" for name, what in results.contestants]
     out += [f"- Not measured: {why}" for why in results.absent]
     out += ["", f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
     out += [_line(row) for row in results.rows]
-    out += ["", "Goals:", "", *(f"- {line}" for line in verdict_lines(results.rows))]
+    out += ["", "Goals:", "", *(f"- {line}" for line in peers_goal_lines(results.rows))]
     return "\n".join([*out, ""])
 
 
-def _line(row: Row) -> str:
+def _line(row: ExporterRow) -> str:
     low, high = row.cpu_range_s
     cells = (
         layout(row.cgroups, in_pods=row.in_pods), row.exporter,

@@ -1,4 +1,4 @@
-"""Charts as SVG, by hand, with a logarithmic y: lines with their spread, and points with their names. Pure."""
+"""Draws SVG charts with a logarithmic y axis: lines with their spread, and named points. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOURS = ("#4d4d4d", "#1f9d8a", "#d1495b", "#e08e0b", "#7b4fb5", "#0b6fd6", "#0
 """Told apart by people with the common colour blindnesses too; lines also differ by their labels' places."""
 
 
-class Point(msgspec.Struct, frozen=True):
+class ChartPoint(msgspec.Struct, frozen=True):
     """One median and the smallest and largest of its rounds."""
 
     x: float
@@ -25,7 +25,7 @@ class Point(msgspec.Struct, frozen=True):
     high: float
 
 
-class Mark(NamedTuple):
+class ChartMark(NamedTuple):
     """A point with a name of its own, and the smallest and largest of its rounds."""
 
     x: float
@@ -37,7 +37,7 @@ class Mark(NamedTuple):
     """Whether it belongs to the line."""
 
 
-class Goal(NamedTuple):
+class ChartGoal(NamedTuple):
     """A line to be below of, or right of."""
 
     name: str
@@ -45,12 +45,12 @@ class Goal(NamedTuple):
     x: float | None = None
 
 
-Lines = Mapping[str, Sequence[Point]]
-Names = Mapping[float, str]
+ChartLines = Mapping[str, Sequence[ChartPoint]]
+AxisNames = Mapping[float, str]
 """What to write below some places of the x axis."""
 
 
-def chart(title: str, x_label: str, y_label: str, lines: Lines, names: Names | None = None) -> str:
+def line_chart(title: str, x_label: str, y_label: str, lines: ChartLines, names: AxisNames | None = None) -> str:
     """The whole SVG document. Points without a positive y are left out: the axis is logarithmic."""
     shown = {name: [p for p in points if p.y > 0] for name, points in lines.items()}
     points = [point for line in shown.values() for point in line]
@@ -65,12 +65,16 @@ def chart(title: str, x_label: str, y_label: str, lines: Lines, names: Names | N
     return _document(body)
 
 
-def scatter(title: str, x_label: str, y_label: str, marks: Sequence[Mark], goals: Sequence[Goal] = ()) -> str:
+def scatter_chart(
+    title: str, x_label: str, y_label: str, marks: Sequence[ChartMark], goals: Sequence[ChartGoal] = ()
+) -> str:
     """The whole SVG document: named points, a line through those that are joined, and dashed lines at the goals."""
     if not marks:
         return _document([f'<text x="20" y="30">{escape(title)}: no data</text>'])
-    places = [Point(mark.x, mark.y, mark.low, mark.high) for mark in marks]
-    axes = _Axes([Point(0, 1, 1, 1), *places, *(Point(1, goal.y, goal.y, goal.y) for goal in goals if goal.y)])
+    places = [ChartPoint(mark.x, mark.y, mark.low, mark.high) for mark in marks]
+    axes = _Axes(
+        [ChartPoint(0, 1, 1, 1), *places, *(ChartPoint(1, goal.y, goal.y, goal.y) for goal in goals if goal.y)]
+    )
     body = [f'<text x="{LEFT}" y="24" font-size="16" font-weight="600">{escape(title)}</text>']
     body += _grid(axes, x_label, y_label, {tenth / 10: f"{tenth / 10:g}" for tenth in range(0, 11, 2)})
     body += [text for goal in goals for text in _goal(axes, goal)]
@@ -86,7 +90,7 @@ def scatter(title: str, x_label: str, y_label: str, marks: Sequence[Mark], goals
     return _document(body)
 
 
-def _goal(axes: _Axes, goal: Goal) -> list[str]:
+def _goal(axes: _Axes, goal: ChartGoal) -> list[str]:
     """A dashed line where the goal is, with its name."""
     if goal.y is not None:
         y = f"{axes.y(goal.y):.1f}"
@@ -101,7 +105,7 @@ def _goal(axes: _Axes, goal: Goal) -> list[str]:
 class _Axes:
     """From numbers to pixels."""
 
-    def __init__(self, points: Sequence[Point]) -> None:
+    def __init__(self, points: Sequence[ChartPoint]) -> None:
         self.xs = sorted({point.x for point in points})
         self.low = math.floor(math.log10(min(p.low if p.low > 0 else p.y for p in points)))
         self.high = max(math.ceil(math.log10(max(p.high for p in points))), self.low + 1)
@@ -115,7 +119,7 @@ class _Axes:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
-def _grid(axes: _Axes, x_label: str, y_label: str, names: Names) -> list[str]:
+def _grid(axes: _Axes, x_label: str, y_label: str, names: AxisNames) -> list[str]:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     out = []
     steps = (1, 1.5, 2, 3, 5) if axes.high - axes.low == 1 else (1,)
@@ -135,7 +139,7 @@ def _grid(axes: _Axes, x_label: str, y_label: str, names: Names) -> list[str]:
     return out
 
 
-def _label_rows(axes: _Axes, lines: Lines) -> list[float]:
+def _label_rows(axes: _Axes, lines: ChartLines) -> list[float]:
     """A height for each line's label: at its last point, pushed down where labels would cover each other."""
     wanted = {name: axes.y(line[-1].y) if line else float(HEIGHT) for name, line in lines.items()}
     rows: dict[str, float] = {}
@@ -145,7 +149,7 @@ def _label_rows(axes: _Axes, lines: Lines) -> list[float]:
     return [rows[name] for name in lines]
 
 
-def _line(axes: _Axes, name: str, points: Sequence[Point], colour: str, label_y: float) -> list[str]:
+def _line(axes: _Axes, name: str, points: Sequence[ChartPoint], colour: str, label_y: float) -> list[str]:
     path = " ".join(f"{axes.x(p.x):.1f},{axes.y(p.y):.1f}" for p in points)
     drawn = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
     out = [drawn] if len(points) > 1 else []

@@ -1,9 +1,4 @@
-"""Peak predictors side by side: what they miss of the next hour, by how much, and what they leave to lend.
-
-Every five minutes each foretells the highest use of the next hour on a node of 64 cores, and is held against what came. The
-traces are generated (bench/traces.py, fixed seed) in nine families that differ in why they are hard; `--trace FILE` adds those
-of a CSV of machines (name, then percent every five minutes), as they are and as nodes of twenty of them.
-"""
+"""Compares peak predictors: how often and how far use exceeds the forecast, and what stays reclaimable."""
 
 from __future__ import annotations
 
@@ -15,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from agent.advisor.forecast.baselines import METHODS, Method
-from api.forecasts import Resource
+from agent.advisor.forecast.baselines import METHODS, ForecastMethod
+from api.forecast import ForecastResource
 from bench.machine import end_cleanly_on_sigterm, this_machine
-from bench.predictors_report import Judged, Results, Row, goal_lines, heading, markdown
+from bench.predictors_report import PredictorRow, PredictorScore, PredictorsResults, goal_lines, heading, markdown
 from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,12 +26,12 @@ DAY_S = 86_400
 SEED = 20_261_122
 
 
-def judge(method: Method, trace: Trace) -> Judged:
+def evaluate_method(method: ForecastMethod, trace: Trace) -> PredictorScore:
     """One method over one trace: after a day (of a trace of one day, half a day), every five minutes."""
     used, step_s = trace.used, trace.step_s
     every, ahead = EVERY_S // step_s, HORIZON_S // step_s
     warm = (DAY_S if len(used) * step_s > DAY_S else DAY_S // 2) // step_s
-    state, shortfalls, left = method.start(Resource.CPU), list[float](), 0.0
+    state, shortfalls, left = method.start(ForecastResource.CPU), list[float](), 0.0
     lendable, observing, predicting = 0.0, 0, 0
     for index, share in enumerate(used):
         now_ns = START_NS + index * step_s * NS_PER_S
@@ -53,7 +48,7 @@ def judge(method: Method, trace: Trace) -> Judged:
         shortfalls.append(actual - foretold)
         lendable += 1 - actual
         left += 1 - foretold
-    return Judged(
+    return PredictorScore(
         evaluated=len(shortfalls),
         missed=sum(shortfall > 0 for shortfall in shortfalls),
         by_5=sum(shortfall > 0.05 for shortfall in shortfalls),
@@ -68,21 +63,26 @@ def judge(method: Method, trace: Trace) -> Judged:
     )
 
 
-def compare(sets: Iterable[tuple[str, float, Sequence[Trace]]]) -> Iterator[Row]:
+def compare_methods(sets: Iterable[tuple[str, float, Sequence[Trace]]]) -> Iterator[PredictorRow]:
     """A row for each set of traces, by name and mean use, and each method; sums over the traces."""
     for name, mean, traces in sets:
         for method_name, method in METHODS.items():
-            yield Row(traces=name, used=mean, predictor=method_name, judged=sum_of([judge(method, t) for t in traces]))
+            yield PredictorRow(
+                traces=name,
+                used=mean,
+                predictor=method_name,
+                judged=sum_scores([evaluate_method(method, t) for t in traces]),
+            )
 
 
-def sum_of(parts: Sequence[Judged]) -> Judged:
+def sum_scores(parts: Sequence[PredictorScore]) -> PredictorScore:
     """All of these together; of states the largest."""
-    fields = [field for field in Judged.__struct_fields__ if field != "state_bytes"]
+    fields = [field for field in PredictorScore.__struct_fields__ if field != "state_bytes"]
     together = {field: sum(getattr(part, field) for part in parts) for field in fields}
-    return Judged(**together, state_bytes=max(part.state_bytes for part in parts))
+    return PredictorScore(**together, state_bytes=max(part.state_bytes for part in parts))
 
 
-def _sets(args: argparse.Namespace) -> Iterator[tuple[str, float, Sequence[Trace]]]:
+def _trace_sets(args: argparse.Namespace) -> Iterator[tuple[str, float, Sequence[Trace]]]:
     for family in FAMILIES if args.families is None else args.families:
         days = max(args.days, 14) if family == "weekly" else args.days
         yield _with_mean(family, generate(family, args.machines, days, args.seed))
@@ -118,16 +118,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print and write the table; goals that are missed are said so, and are no failure of the bench."""
     end_cleanly_on_sigterm()
     args = parse(argv)
-    rows: list[Row] = []
+    rows: list[PredictorRow] = []
     try:
         print(heading())
-        for row in compare(_sets(args)):
+        for row in compare_methods(_trace_sets(args)):
             rows.append(row)
             print(row.line(), flush=True)
     except (OSError, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    results = Results(
+    results = PredictorsResults(
         machine=this_machine("not used"),
         settings=f"{args.machines} machines of each family, {args.days} days (weekly at least 14), seed {args.seed}.",
         methods=tuple((name, method.what) for name, method in METHODS.items()),

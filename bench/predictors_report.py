@@ -1,4 +1,4 @@
-"""What bench.predictors found: sums, rates, the goals, and the page. Pure."""
+"""Sums, rates, goals and the Markdown section of bench.predictors. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bench.machine import Machine
+from bench.machine import BenchMachine
 
-MOST_MISSED, MOST_BY_10, LEAST_LENT = 0.07, 0.03, 0.34
+MAX_MISS_RATIO, MAX_MISS_BY_10_RATIO, MIN_RECLAIMED_RATIO = 0.07, 0.03, 0.34
 HALF_IDLE = 0.5
 """The goal for lending is for nodes that online work does not use more of, on average."""
-OURS = "calibrated"
+DIOPTASE = "calibrated"
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class PredictorScore(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over forecasts; amounts are shares of the node."""
 
     evaluated: int
@@ -37,14 +37,14 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """As JSON, at the end."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class PredictorRow(msgspec.Struct, frozen=True, kw_only=True):
     """One predictor on one set of traces."""
 
     traces: str
     used: float
     """Mean use, as a share of the node."""
     predictor: str
-    judged: Judged
+    judged: PredictorScore
 
     def share(self, field: str) -> float:
         """A sum per forecast: of counts the rate, of amounts the mean."""
@@ -72,13 +72,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return f"{first:<22}" + " ".join(f"{cell:>11}" for cell in rest)
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
+class PredictorsResults(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
-    machine: Machine
+    machine: BenchMachine
     settings: str
     methods: tuple[tuple[str, str], ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PredictorRow, ...]
 
 
 COLUMNS = (
@@ -92,28 +92,38 @@ def heading() -> str:
     return f"{COLUMNS[0]:<22}" + " ".join(f"{name:>11}" for name in COLUMNS[1:])
 
 
-def goals(row: Row) -> list[tuple[str, str, str]]:
+def goals(row: PredictorRow) -> list[tuple[str, str, str]]:
     """Name, PASS or MISS, and the number, of each goal that is set for such traces."""
     found = [
-        ("misses", row.share("missed") <= MOST_MISSED, f"{row.share('missed'):.1%} of at most {MOST_MISSED:.0%}"),
-        ("big", row.share("by_10") <= MOST_BY_10, f"{row.share('by_10'):.1%} of at most {MOST_BY_10:.0%}"),
+        ("misses", row.share("missed") <= MAX_MISS_RATIO, f"{row.share('missed'):.1%} of at most {MAX_MISS_RATIO:.0%}"),
+        (
+            "big",
+            row.share("by_10") <= MAX_MISS_BY_10_RATIO,
+            f"{row.share('by_10'):.1%} of at most {MAX_MISS_BY_10_RATIO:.0%}",
+        ),
     ]
     if row.used <= HALF_IDLE:
-        found.append(("lent", row.share("lent") >= LEAST_LENT, f"{row.share('lent'):.1%} of at least {LEAST_LENT:.0%}"))
+        found.append(
+            (
+                "lent",
+                row.share("lent") >= MIN_RECLAIMED_RATIO,
+                f"{row.share('lent'):.1%} of at least {MIN_RECLAIMED_RATIO:.0%}",
+            )
+        )
     return [(name, "PASS" if met else "MISS", text) for name, met, text in found]
 
 
-def goal_lines(rows: Sequence[Row]) -> list[str]:
+def goal_lines(rows: Sequence[PredictorRow]) -> list[str]:
     """Our predictor against each goal, as it is printed and shown."""
     return [
         f"{verdict} {row.traces}: {name}: {text}"
         for row in rows
-        if row.predictor == OURS
+        if row.predictor == DIOPTASE
         for name, verdict, text in goals(row)
     ]
 
 
-def means(rows: Sequence[Row]) -> list[tuple[str, str, str, str, str]]:
+def means(rows: Sequence[PredictorRow]) -> list[tuple[str, str, str, str, str]]:
     """By predictor, over all sets alike: misses, by more than 5 % and 10 %, lent."""
     out = []
     for name in dict.fromkeys(row.predictor for row in rows):
@@ -125,7 +135,7 @@ def means(rows: Sequence[Row]) -> list[tuple[str, str, str, str, str]]:
     return out
 
 
-def markdown(results: Results) -> str:
+def markdown(results: PredictorsResults) -> str:
     """The section of bench/RESULTS.md."""
     out = ["## Peak predictors", "", results.machine.line(), "", results.settings, ""]
     out += [

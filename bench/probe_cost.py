@@ -1,11 +1,4 @@
-"""What run-queue probes cost per context switch, ours and others', on one load in one run.
-
-    python -m bench.probe_cost [--rounds 7] [--write bench/results/probe_cost.md]
-
-Each contestant is the tool as a person runs it. Two numbers a visit: how much slower the load gets (statistics off), and
-nanoseconds per switch by the kernel's own BPF statistics (on), which include about as much for taking the time twice as
-the row `empty program` shows. Rounds are shuffled and slowdowns taken within a round, because the machine drifts.
-"""
+"""Measures what run-queue probes cost per context switch: ours, bcc's and bpftrace's on one load in one run."""
 
 from __future__ import annotations
 
@@ -14,6 +7,7 @@ import contextlib
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,11 +18,77 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from agent.hierarchy import detect
-from bench.foreign_tools import bcc_headers, bpftrace_program, tool_versions, without_headers
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from bench.event_loads import SwitchLoad
 from bench.machine import memory_kib_of, this_machine
-from bench.switch_load import SwitchLoad
 from probes import bpf
+from probes.btf import Btf
+from probes.compiler import stub_tree
+
+BPFTRACE_TOOL = Path("/usr/sbin/runqlat.bt")
+BCC_TOOL = "runqlat-bpfcc"
+_SCHED_H = """#pragma once
+#include <linux/types.h>
+#define TASK_RUNNING 0
+enum {{ PIDTYPE_PID }};
+struct rq;
+struct ns_common {{ char before_inum[{ns_common_inum}]; unsigned int inum; }};
+struct pid_namespace {{ char before_ns[{pid_namespace_ns}]; struct ns_common ns; }};
+struct upid {{ int nr; struct pid_namespace *ns; }};
+struct pid {{
+  union {{
+    struct {{ char before_level[{pid_level}]; unsigned int level; }};
+    struct {{ char before_numbers[{pid_numbers}]; struct upid numbers[1]; }};
+  }};
+}};
+struct task_struct {{
+  union {{
+    struct {{ char before_pid[{task_struct_pid}]; int pid; }};
+    struct {{ char before_tgid[{task_struct_tgid}]; int tgid; }};
+    struct {{ char before_state[{task_struct___state}]; unsigned int __state; }};
+    struct {{ char before_thread_pid[{task_struct_thread_pid}]; struct pid *thread_pid; }};
+  }};
+}};
+"""
+_FIELDS = (
+    ("ns_common", "inum"), ("pid_namespace", "ns"), ("pid", "level"), ("pid", "numbers"),
+    ("task_struct", "pid"), ("task_struct", "tgid"), ("task_struct", "__state"), ("task_struct", "thread_pid"),
+)  # fmt: skip
+
+
+def bcc_headers(root: Path) -> Path:
+    """A header tree with the few structs that bcc's runqlat uses, laid out as in the running kernel."""
+    types = Btf.read()
+    stub_tree(root)
+    for name in ("linux/nsproxy.h", "linux/pid_namespace.h", "linux/init_task.h", "uapi/linux/ptrace.h"):
+        (root / "include" / name).write_text("")
+    offsets = {f"{struct}_{member}": types.field(struct, member).offset for struct, member in _FIELDS}
+    (root / "include/linux/sched.h").write_text(_SCHED_H.format(**offsets))
+    return root
+
+
+def bpftrace_program(path: Path) -> Path:
+    """bpftrace's runqlat.bt without the header that defines TASK_RUNNING, which is 0."""
+    if not BPFTRACE_TOOL.exists() or shutil.which(BCC_TOOL) is None:
+        raise SystemExit("the tools to compare with are missing: apt-get install bpftrace bpfcc-tools")
+    path.write_text(BPFTRACE_TOOL.read_text().replace("#include <linux/sched.h>", "#define TASK_RUNNING 0"))
+    return path
+
+
+def bcc_error_without_headers() -> str:
+    """What bcc's tool says when it is run as it is."""
+    env = {name: value for name, value in os.environ.items() if name != "BCC_KERNEL_SOURCE"}
+    command = [BCC_TOOL, "1", "1"]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=env)
+    said = [line for line in run.stdout.splitlines() if "kernel headers" in line]
+    return said[0].split(". ")[0] + "." if said else "it runs."
+
+
+def tool_versions() -> str:
+    """Debian's versions of both tools."""
+    query = ["dpkg-query", "--show", "--showformat=${Package} ${Version}, ", "bpfcc-tools", "bpftrace"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.rstrip(", ")
+
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = Path(__file__).parent / "results" / "probe_cost.md"
@@ -44,7 +104,7 @@ with load(Job(sources=[Path(sys.argv[1])], forms=[form], maps=[], constants={}))
 """
 BLAME = """
 import sys, time
-from cli.probes.screen import cgroup_paths
+from cli.probe.commands import cgroup_paths
 from probes.blame import open_blame
 probe = open_blame(forms=(sys.argv[1],))
 while True:
@@ -70,11 +130,11 @@ without a probe, and nothing but wakeups and switches.
 - bcc's tool by itself prints here: `{without_headers}` It runs unmodified on a header tree made from the kernel's BTF. In
   bpftrace's program the line `#include <linux/sched.h>` is replaced by the one constant that it is there for.
 """
-NOTHING, NOTHING_LOADED = "no probe", "empty program"
+NO_TOOL, NO_PROGRAM = "no probe", "empty program"
 
 
 @dataclass(frozen=True)
-class Visit:
+class ToolMeasurement:
     """One contestant in one round."""
 
     trips_per_s: float
@@ -85,16 +145,16 @@ class Visit:
 
 
 @dataclass
-class Contestant:
+class RunqlatTool:
     """A tool and what was measured of it."""
 
     name: str
     argv: list[str] | None
     env: dict[str, str] = field(default_factory=dict)
-    visits: list[Visit] = field(default_factory=list)
+    visits: list[ToolMeasurement] = field(default_factory=list)
 
 
-def contestants(scratch: Path) -> list[Contestant]:
+def runqlat_tools(scratch: Path) -> list[RunqlatTool]:
     ours = [sys.executable, "-c", "from cli.main import main; main()", "probe", "runqlat", "--json", "--form"]
     blame = [sys.executable, "-c", BLAME]
     empty = scratch / "empty.bpf.c"
@@ -103,16 +163,16 @@ def contestants(scratch: Path) -> list[Contestant]:
     mount = "mount -t tracefs none /sys/kernel/tracing && exec bpftrace "
     script = shlex.quote(str(bpftrace_program(scratch / "runqlat.bt")))
     return [
-        Contestant(NOTHING, None),
-        Contestant(NOTHING_LOADED, [sys.executable, "-c", EMPTY, str(empty)]),
-        Contestant("dioptase, tp_btf, per cgroup", [*ours, "tp_btf"]),
-        Contestant("dioptase, tp_btf, with who makes whom wait", [*blame, "tp_btf"]),
-        Contestant("dioptase, raw_tp, per cgroup", [*ours, "raw_tp"]),
-        Contestant("dioptase, raw_tp, with who makes whom wait", [*blame, "raw_tp"]),
-        Contestant("dioptase, classic, per cgroup", [*ours, "classic"]),
-        Contestant("bcc runqlat, whole node", ["runqlat-bpfcc", "1"], headers),
-        Contestant("bcc runqlat --pidnss, per pid namespace", ["runqlat-bpfcc", "--pidnss", "1"], headers),
-        Contestant("bpftrace runqlat.bt, whole node", ["unshare", "-m", "sh", "-c", mount + script]),
+        RunqlatTool(NO_TOOL, None),
+        RunqlatTool(NO_PROGRAM, [sys.executable, "-c", EMPTY, str(empty)]),
+        RunqlatTool("dioptase, tp_btf, per cgroup", [*ours, "tp_btf"]),
+        RunqlatTool("dioptase, tp_btf, with who makes whom wait", [*blame, "tp_btf"]),
+        RunqlatTool("dioptase, raw_tp, per cgroup", [*ours, "raw_tp"]),
+        RunqlatTool("dioptase, raw_tp, with who makes whom wait", [*blame, "raw_tp"]),
+        RunqlatTool("dioptase, classic, per cgroup", [*ours, "classic"]),
+        RunqlatTool("bcc runqlat, whole node", ["runqlat-bpfcc", "1"], headers),
+        RunqlatTool("bcc runqlat --pidnss, per pid namespace", ["runqlat-bpfcc", "--pidnss", "1"], headers),
+        RunqlatTool("bpftrace runqlat.bt, whole node", ["unshare", "-m", "sh", "-c", mount + script]),
     ]
 
 
@@ -127,7 +187,7 @@ def program_ids(pid: int) -> set[int]:
 
 
 @contextlib.contextmanager
-def running(contestant: Contestant) -> Iterator[tuple[int | None, set[int], float]]:
+def running_tool(contestant: RunqlatTool) -> Iterator[tuple[int | None, set[int], float]]:
     """The started tool: its pid, its programs and how long it took until they were all there."""
     if contestant.argv is None:
         yield None, set(), 0.0
@@ -160,42 +220,44 @@ def context_switches() -> int:
     return next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("ctxt"))
 
 
-def run_totals(ids: set[int]) -> tuple[int, int]:
+def bpf_run_totals(ids: set[int]) -> tuple[int, int]:
     infos = [info for info in bpf.programs() if info.id in ids]
     return sum(info.run_time_ns for info in infos), sum(info.run_count for info in infos)
 
 
-def visit(contestant: Contestant, load: SwitchLoad) -> Visit:
-    with running(contestant) as (pid, ids, start_s):
+def measure_tool(contestant: RunqlatTool, load: SwitchLoad) -> ToolMeasurement:
+    with running_tool(contestant) as (pid, ids, start_s):
         trips, at = load.round_trips(), time.monotonic()
         time.sleep(RATE_S)
         rate = (load.round_trips() - trips) / (time.monotonic() - at)
         held = bpf.enable_stats()
-        before, switches = run_totals(ids), context_switches()
+        before, switches = bpf_run_totals(ids), context_switches()
         time.sleep(STATS_S)
-        after, switches = run_totals(ids), context_switches() - switches
+        after, switches = bpf_run_totals(ids), context_switches() - switches
         os.close(held)
         rss_kib = 0 if pid is None else memory_kib_of(pid)
-    return Visit(rate, (after[0] - before[0]) / switches, (after[1] - before[1]) / switches, rss_kib / 1024, start_s)
+    return ToolMeasurement(
+        rate, (after[0] - before[0]) / switches, (after[1] - before[1]) / switches, rss_kib / 1024, start_s
+    )
 
 
-def report(all_of: list[Contestant], rounds: int) -> str:
+def markdown(all_of: list[RunqlatTool], rounds: int) -> str:
     """The section for bench/RESULTS.md."""
-    machine = this_machine(detect(Path("/proc")).mode)
-    nothing = next(c for c in all_of if c.name == NOTHING)
-    empty = next(c for c in all_of if c.name == NOTHING_LOADED)
+    machine = this_machine(detect_hierarchy(Path("/proc")).mode)
+    nothing = next(c for c in all_of if c.name == NO_TOOL)
+    empty = next(c for c in all_of if c.name == NO_PROGRAM)
     empty_ns = median(v.ns_per_switch / v.runs_per_switch for v in empty.visits)
     return TEXT.format(
         machine=machine.line(),
         tools=tool_versions(),
         rounds=rounds,
         trips=round(median(v.trips_per_s for v in nothing.visits), -2),
-        rows="\n".join(row(c, nothing, empty_ns) for c in all_of if c is not nothing),
-        without_headers=without_headers(),
+        rows="\n".join(tool_row(c, nothing, empty_ns) for c in all_of if c is not nothing),
+        without_headers=bcc_error_without_headers(),
     )
 
 
-def row(contestant: Contestant, nothing: Contestant, empty_ns: float) -> str:
+def tool_row(contestant: RunqlatTool, nothing: RunqlatTool, empty_ns: float) -> str:
     """One line of the table: medians, and the range of the first."""
     visits = contestant.visits
     cost, runs = [v.ns_per_switch for v in visits], median(v.runs_per_switch for v in visits)
@@ -219,14 +281,14 @@ def main() -> None:
     parser.add_argument("--write", type=Path, default=RESULT, help="where the section goes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, SwitchLoad(tuple(sorted(os.sched_getaffinity(0)))) as load:
-        everyone = contestants(Path(scratch))
+        everyone = runqlat_tools(Path(scratch))
         for turn in range(options.rounds):
             order = everyone.copy()
             random.shuffle(order)
             for contestant in order:
-                contestant.visits.append(visit(contestant, load))
+                contestant.visits.append(measure_tool(contestant, load))
                 print(f"round {turn + 1}: {contestant.name}: {contestant.visits[-1]}", file=sys.stderr)
-    text = report(everyone, options.rounds)
+    text = markdown(everyone, options.rounds)
     print(text)
     options.write.parent.mkdir(parents=True, exist_ok=True)
     options.write.write_text(text)

@@ -1,9 +1,4 @@
-"""How soon batch work's CPU is taken back when the online load jumps: seen from the CPU time that batch work gets.
-
-Its use is looked at every few milliseconds, from a real-time thread, so it does not matter who takes the CPU back: the
-scheduler, which knows from the agent that batch work is to give way, or the agent by a quota. Where the agent
-decided on a quota of its own, the journal says when, and the cgroup's files when it was done.
-"""
+"""Measures how fast CPU is taken back from batch work when the online load jumps."""
 
 from __future__ import annotations
 
@@ -17,16 +12,15 @@ from contextlib import suppress
 
 import msgspec
 
-from agent.hierarchy import Hierarchy
-from api.decisions import JournalEntry, Status
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import JournalEntry, OutcomeStatus
 from api.knobs import Knob
-from bench.cell import Bed, colocated, warmup_s
-from bench.medians import Reaction
-from bench.modes import BATCH, ONLINE, Mode
-from bench.scenarios import Scenario
+from bench.colocation_cell import CellSetup, running_cell, warmup_s
+from bench.colocation_modes import BATCH, ONLINE, ColocationMode, Scenario
+from bench.colocation_report import Reaction
 from demo.cgroups import DemoCgroups
-from demo.counters import Cell
-from demo.schedule import Bursts, bursts
+from demo.counters import ClientCell
+from demo.schedule import RateBursts, random_bursts
 
 NS_PER_S, NS_PER_MS = 1_000_000_000, 1_000_000
 CALM_SHARE, STEP_SHARE = 0.1, 0.9
@@ -35,19 +29,19 @@ PERIOD_S, STEP_S, FIRST_S = 3.5, 1.2, 2.0
 BURSTING = 0.3
 """Part of the time that bursts last which come and go at random."""
 POLL_S, WINDOW_S, BEFORE_S = 0.005, 0.05, 0.3
-TAKEN = 0.9
+TAKEN_BACK_SHARE = 0.9
 """CPU counts as taken back when batch work's use has fallen by so much of what the step calls for."""
 KINDS = ("steps", "bursts")
 
 
-def schedule_of(kind: str, low: float, high: float, steps: int) -> Bursts:
+def schedule_of(kind: str, low: float, high: float, steps: int) -> RateBursts:
     """So many steps at even distances, or as many bursts of random lengths and distances in the same time."""
     if kind == "steps":
-        return Bursts(low=low, high=high, period_s=PERIOD_S, on=((FIRST_S, FIRST_S + STEP_S),))
-    return bursts(low, high, period_s=PERIOD_S * steps, count=steps, on_share=BURSTING, seed=1)
+        return RateBursts(low=low, high=high, period_s=PERIOD_S, on=((FIRST_S, FIRST_S + STEP_S),))
+    return random_bursts(low, high, period_s=PERIOD_S * steps, count=steps, on_share=BURSTING, seed=1)
 
 
-class Watch:
+class BatchCpuSampler:
     """Notes what CPU time the batch job has had, and when the text of any knob file changes."""
 
     def __init__(self, hierarchy: Hierarchy, groups: DemoCgroups) -> None:
@@ -98,28 +92,28 @@ def used_ns(text: bytes) -> int:
     return int(rest.split(maxsplit=1)[0]) * 1000 if word == b"usage_usec" else int(word)
 
 
-def react(bed: Bed, mode: Mode, kind: str, steps: int) -> Reaction:
+def measure_reaction(bed: CellSetup, mode: ColocationMode, kind: str, steps: int) -> Reaction:
     """Put the service under so many sudden jumps of its load and see what becomes of the batch job's CPU."""
     schedule = schedule_of(kind, bed.size.rate(CALM_SHARE), bed.size.rate(STEP_SHARE), steps)
     scenario = Scenario(name=kind, what=kind, load=CALM_SHARE)
     first_s = warmup_s(mode)
     schedule = msgspec.structs.replace(schedule, from_s=first_s)
     duration_s = first_s + PERIOD_S * steps
-    with colocated(bed, mode, scenario, schedule, duration_s=duration_s) as running:
-        watch = Watch(bed.hierarchy, running.groups)
+    with running_cell(bed, mode, scenario, schedule, duration_s=duration_s) as running:
+        watch = BatchCpuSampler(bed.hierarchy, running.groups)
         try:
             running.loads.process("client").wait(duration_s + 60)
-            start_ns = running.loads.client[Cell.STARTED_NS]
+            start_ns = running.loads.client[ClientCell.STARTED_NS]
             said = running.agent.get("/api/v1/decisions?limit=2000", 10) if running.agent else None
         finally:
             watch.close()
-    entries = [e for e in msgspec.json.decode(said or b"[]", type=list[JournalEntry]) if takes_back(e)]
+    entries = [e for e in msgspec.json.decode(said or b"[]", type=list[JournalEntry]) if is_taking_back(e)]
     onsets_s = [onset for onset in schedule.spikes(duration_s) if onset >= first_s]
-    spans = [tuple(start_ns + int(at * NS_PER_S) for at in (on, until_s(schedule, on))) for on in onsets_s]
+    spans = [tuple(start_ns + int(at * NS_PER_S) for at in (on, burst_end_s(schedule, on))) for on in onsets_s]
     return _reaction((mode.name, kind), spans, watch, entries, bed.size.cpus * (1 - STEP_SHARE))
 
 
-def until_s(schedule: Bursts, onset_s: float) -> float:
+def burst_end_s(schedule: RateBursts, onset_s: float) -> float:
     """When the burst that begins there ends."""
     at = (onset_s - schedule.from_s) % schedule.period_s
     begin, end = min(schedule.on, key=lambda burst: abs(burst[0] - at))
@@ -129,7 +123,7 @@ def until_s(schedule: Bursts, onset_s: float) -> float:
 def _reaction(
     which: tuple[str, str],
     spans: Sequence[tuple[int, ...]],
-    watch: Watch,
+    watch: BatchCpuSampler,
     entries: Sequence[JournalEntry],
     left_cores: float,
 ) -> Reaction:
@@ -159,19 +153,19 @@ def taken_back_ms(samples: Sequence[tuple[int, int]], onset_ns: int, end_ns: int
     """From the onset until batch work's use, over the WINDOW_S before, has fallen by nine tenths of the way to what the step
     leaves; the window counts too, so nothing is faster than that. Infinite where that does not come about within the step,
     None where batch work had so little before that there was nothing to take."""
-    began = cores(samples, onset_ns - int(BEFORE_S * NS_PER_S), onset_ns)
+    began = mean_cores(samples, onset_ns - int(BEFORE_S * NS_PER_S), onset_ns)
     if began is None or began <= left_cores:
         return None
-    limit = began - TAKEN * (began - left_cores)
+    limit = began - TAKEN_BACK_SHARE * (began - left_cores)
     first = bisect_left(samples, (onset_ns,))
     for at_ns, _ in samples[first : bisect_right(samples, (end_ns,))]:
-        now = cores(samples, at_ns - int(WINDOW_S * NS_PER_S), at_ns)
+        now = mean_cores(samples, at_ns - int(WINDOW_S * NS_PER_S), at_ns)
         if now is not None and now <= limit:
             return (at_ns - onset_ns) / NS_PER_MS
     return math.inf
 
 
-def cores(samples: Sequence[tuple[int, int]], from_ns: int, until_ns: int) -> float | None:
+def mean_cores(samples: Sequence[tuple[int, int]], from_ns: int, until_ns: int) -> float | None:
     """Mean use between the samples that are nearest before both times; None where there are none."""
     first, last = (bisect_right(samples, (at, 1 << 63)) - 1 for at in (from_ns, until_ns))
     if first < 0 or first == last:
@@ -180,10 +174,10 @@ def cores(samples: Sequence[tuple[int, int]], from_ns: int, until_ns: int) -> fl
     return (now_used - then_used) / (now_ns - then_ns)
 
 
-def takes_back(entry: JournalEntry) -> bool:
+def is_taking_back(entry: JournalEntry) -> bool:
     """Whether the decision was carried out and leaves the batch job less than before: what a spike calls for."""
     outcome = entry.outcome
-    if outcome.status is not Status.APPLIED or outcome.decision.knob is not Knob.QUOTA:
+    if outcome.status is not OutcomeStatus.APPLIED or outcome.decision.knob is not Knob.QUOTA:
         return False
     return _quota(outcome.decision.value) < _quota(outcome.before or "max")
 

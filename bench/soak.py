@@ -1,8 +1,4 @@
-"""Does the agent hold out: thousands of cgroups at rest while hundreds are made and removed every second.
-
-Looks at the agent from outside: memory, descriptors, CPU time and the errors of its sources, before the churn, during it
-and after. Growth is judged between the churn's first half and its second: what is only kept for what exists does not grow.
-"""
+"""Checks that the agent does not grow or fail while hundreds of cgroups per second are created and removed."""
 
 from __future__ import annotations
 
@@ -17,12 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from agent.hierarchy import Hierarchy, detect
-from api.ports import Unavailable
-from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of
-from bench.ready import wait_ready
-from cli.child import AgentChild, AgentEnded, free_port
-from exporters.view import View
+from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
+from api.interfaces import Unavailable
+from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, wait_until_ready
+from cli.agent_process import AgentExited, AgentProcess, free_port
+from exporters.view.cycle_view import View
 
 RESULTS = Path(__file__).parent / "results"
 PARENT = "dioptase-bench-soak"
@@ -62,7 +57,7 @@ while True:
 """
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class AgentSample(msgspec.Struct, frozen=True, kw_only=True):
     """The agent at one moment, and its rounds since the look before."""
 
     phase: str
@@ -75,7 +70,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """What sources said was wrong, each once."""
 
 
-class Soak(msgspec.Struct, frozen=True, kw_only=True):
+class SoakRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
     at_rest: int
@@ -83,7 +78,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     """Cgroups that were really made, lived in, and removed, in a second."""
     seconds: float
     """Of each phase."""
-    looks: tuple[Look, ...]
+    looks: tuple[AgentSample, ...]
 
     def growth(self) -> tuple[float, int]:
         """MiB and descriptors between the halves of the churn."""
@@ -103,7 +98,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def resting(hierarchy: Hierarchy, count: int) -> Iterator[None]:
+def idle_cgroups(hierarchy: Hierarchy, count: int) -> Iterator[None]:
     """`count` empty cgroups in every tree."""
     mounts = dict.fromkeys((*hierarchy.v1.values(), *((hierarchy.v2,) if hierarchy.v2 else ())))
     roots = [mount / PARENT for mount in mounts]
@@ -120,7 +115,7 @@ def resting(hierarchy: Hierarchy, count: int) -> Iterator[None]:
             _remove(root)
 
 
-def _churned(hierarchy: Hierarchy) -> list[Path]:
+def _churn_cgroups(hierarchy: Hierarchy) -> list[Path]:
     # The tree that says what a cgroup is, and those whose files cost most.
     trees = (hierarchy.primary, hierarchy.v1.get("memory"), hierarchy.v2)
     return [tree / PARENT for tree in dict.fromkeys(trees) if tree is not None]
@@ -134,22 +129,22 @@ def _remove(root: Path) -> None:
         root.rmdir()
 
 
-def soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> Soak:
+def run_soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> SoakRun:
     """Rest for a while, churn for twice as long, rest again."""
-    with resting(hierarchy, at_rest), tempfile.TemporaryDirectory(prefix="dioptase-soak-") as name:
+    with idle_cgroups(hierarchy, at_rest), tempfile.TemporaryDirectory(prefix="dioptase-soak-") as name:
         directory = Path(name)
         (directory / "pods.yaml").write_text("pods: []\n")
         (directory / "config.yaml").write_text(f"maxCgroups: {at_rest + 4096}\n")
         options = ["--pods", str(directory / "pods.yaml"), "--state-dir", str(directory / "state"), "--act", "off"]
         options += ["--config", str(directory / "config.yaml")]
         with (directory / "agent.log").open("wb") as log:
-            agent = AgentChild(options, port=free_port(), output=log)
+            agent = AgentProcess(options, port=free_port(), output=log)
         try:
-            wait_ready(agent)
+            wait_until_ready(agent)
             time.sleep(6.0)  # every slow file has had its turn
-            watch = _Watch(agent)
+            watch = _AgentSampler(agent)
             looks = [watch.look("rest", seconds)]
-            argv = [sys.executable, "-c", CHURN, str(rate), "churn", *map(str, _churned(hierarchy))]
+            argv = [sys.executable, "-c", CHURN, str(rate), "churn", *map(str, _churn_cgroups(hierarchy))]
             with subprocess.Popen(argv, stdout=subprocess.PIPE) as churn:
                 assert churn.stdout is not None
                 began = time.monotonic()
@@ -159,17 +154,17 @@ def soak(hierarchy: Hierarchy, at_rest: int, rate: int, seconds: float) -> Soak:
                 lasted = time.monotonic() - began
                 made = int(churn.stdout.read().split()[-1])
             looks.append(watch.look("rest again", seconds))
-            return Soak(at_rest=at_rest, rate=made / lasted, seconds=seconds, looks=tuple(looks))
+            return SoakRun(at_rest=at_rest, rate=made / lasted, seconds=seconds, looks=tuple(looks))
         finally:
             agent.stop()
 
 
-class _Watch:
+class _AgentSampler:
     # Reads the agent's history as it goes: it keeps some rounds only.
-    def __init__(self, agent: AgentChild) -> None:
+    def __init__(self, agent: AgentProcess) -> None:
         self._agent, self._seq = agent, 0
 
-    def look(self, phase: str, seconds: float, churn: subprocess.Popen[bytes] | None = None) -> Look:
+    def look(self, phase: str, seconds: float, churn: subprocess.Popen[bytes] | None = None) -> AgentSample:
         began, before = time.monotonic(), cpu_ns_of(self._agent.pid)
         self._rounds()
         rounds, errors = 0, dict[str, None]()
@@ -183,7 +178,7 @@ class _Watch:
                     f"{s.name}: {s.error}" for s in view.sources if s.name not in EXPECTED and not s.ok
                 )
         spent_ms = (cpu_ns_of(self._agent.pid) - before) / NS_PER_MS
-        return Look(
+        return AgentSample(
             phase=phase,
             rss_mib=memory_kib_of(self._agent.pid) / 1024,
             descriptors=len(list(Path(f"/proc/{self._agent.pid}/fd").iterdir())),
@@ -199,7 +194,7 @@ class _Watch:
         return views
 
 
-def markdown(run: Soak) -> str:
+def markdown(run: SoakRun) -> str:
     """The section of bench/RESULTS.md."""
     mib, descriptors = run.growth()
     out = [
@@ -228,8 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     end_cleanly_on_sigterm()
     try:
-        run = soak(detect(), args.rest, args.rate, args.seconds)
-    except (Unavailable, AgentEnded, OSError) as error:
+        run = run_soak(detect_hierarchy(), args.rest, args.rate, args.seconds)
+    except (Unavailable, AgentExited, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     print(markdown(run))

@@ -1,8 +1,4 @@
-"""Use of CPU by online work over days, made from a seed or read from a file, for judging predictors.
-
-Every family is another reason why peaks are hard to foretell. A trace is the used share of a node, one value a step; numbers
-within a family are drawn per machine, so no predictor can be tuned to one curve.
-"""
+"""CPU-use traces of online work over days, generated from a seed or read from a file, to evaluate predictors."""
 
 from __future__ import annotations
 

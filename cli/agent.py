@@ -1,4 +1,4 @@
-"""`dioptase agent`: options, checked here, for agent/__main__.py."""
+"""The `dioptase agent` command: checks options and runs the node agent."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
-from agent.__main__ import Options, main
-from agent.qrm.originals import default_state_dir
-from agent.report.stderr import StderrLog
-from agent.sense.pods import PodsError
-from agent.settings import ConfigError
-from api.decisions import Act
-from api.ports import Unavailable
+from agent.__main__ import AgentOptions, main
+from agent.config.loader import ConfigError
+from agent.journal.stderr import StderrLog
+from agent.qrm.actuator.state_dir import default_state_dir
+from agent.sensors.pods.static_pods import PodsError
+from api.decision import ActMode
+from api.interfaces import Unavailable
 from cli.options import DEFAULT_LISTEN, Seconds, parse_listen
-from exporters import LEAST_RECORD_MIB, RECORD_MIB
+from exporters import DEFAULT_RECORDING_MIB, MIN_RECORDING_MIB
 
 
 @click.command()
@@ -28,7 +28,7 @@ from exporters import LEAST_RECORD_MIB, RECORD_MIB
 )
 @click.option("--kubelet", is_flag=True, help="The pods are those that the kubelet and the container runtime list.")
 @click.option(
-    "--act", type=click.Choice([act.value for act in Act]), show_default="dry-run with pods, off without",
+    "--act", type=click.Choice([act.value for act in ActMode]), show_default="dry-run with pods, off without",
     help="off: watch. dry-run: decide and write nothing. on: write.",
 )  # fmt: skip
 @click.option(
@@ -47,7 +47,7 @@ from exporters import LEAST_RECORD_MIB, RECORD_MIB
 )  # fmt: skip
 @click.option("--record", type=click.Path(path_type=Path), help="Record every round into this directory.")
 @click.option(
-    "--record-max-mib", type=click.IntRange(min=LEAST_RECORD_MIB), default=RECORD_MIB, show_default=True,
+    "--record-max-mib", type=click.IntRange(min=MIN_RECORDING_MIB), default=DEFAULT_RECORDING_MIB, show_default=True,
     help="The oldest rounds go when the recording is larger.",
 )  # fmt: skip
 @click.option(
@@ -63,8 +63,8 @@ def agent(act: str | None, pods: Path | None, kubelet: bool, listen: str, malach
     if kubelet and pods is not None:
         raise click.UsageError("--kubelet and --pods both say which pods there are; choose one")
     listed = kubelet or pods is not None
-    options = Options(
-        act=_act(act, listed=listed), pods=pods, kubelet=kubelet, host=host, port=port, malachite=also, **others
+    options = AgentOptions(
+        act=_resolve_act(act, listed=listed), pods=pods, kubelet=kubelet, host=host, port=port, malachite=also, **others
     )
     try:
         status = main(options)
@@ -76,12 +76,12 @@ def agent(act: str | None, pods: Path | None, kubelet: bool, listen: str, malach
     sys.exit(status)
 
 
-def _act(asked: str | None, *, listed: bool) -> Act:
+def _resolve_act(asked: str | None, *, listed: bool) -> ActMode:
     """What the agent may do: without a list of pods there is nobody to decide for."""
-    if not listed and asked not in (None, Act.OFF.value):
+    if not listed and asked not in (None, ActMode.OFF.value):
         raise click.UsageError(
             f"--act {asked} needs --pods or --kubelet: without a list of pods there is nobody to decide for"
         )
     if asked is None:
-        return Act.DRY_RUN if listed else Act.OFF
-    return Act(asked)
+        return ActMode.DRY_RUN if listed else ActMode.OFF
+    return ActMode(asked)

@@ -1,4 +1,6 @@
-"""`dioptase capture`: one archive of the kernel's texts that the agent reads, to be attached to a report of a problem."""
+"""The `dioptase capture` command: archives the kernel files that the agent reads, for a problem report.
+The archive holds no environment variables, command lines or process names.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,20 @@ from typing import IO
 import click
 import msgspec
 
-from agent.hierarchy import Hierarchy, detect
-from agent.sense import capture as texts
-from agent.sense.capture import Text
+from agent.offline import capture as texts
+from agent.offline.capture import CapturedFile
+from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api import VERSION
-from api.ports import Unavailable
+from api.interfaces import Unavailable
 
 PROC, SYS = Path("/proc"), Path("/sys")
 MANIFEST = "manifest.json"
-MOST_BYTES = 64 << 20
+MAX_ARCHIVE_BYTES = 64 << 20
 """Of all texts together; what does not fit is counted in the manifest."""
-_SHOWN_EVERY = 500
+_PROGRESS_EVERY_FILES = 500
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class CaptureManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What an archive holds; the first file in it."""
 
     version: str
@@ -47,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
-def _target(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:  # noqa: ARG001 - as click asks
+def _validate_output(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:  # noqa: ARG001 - as click asks
     """Refuse before the work what can never be written."""
     if value == "":
         raise click.BadParameter("name a file, or `-` for standard output")
@@ -59,7 +61,7 @@ def _target(ctx: click.Context, param: click.Parameter, value: str | None) -> Pa
     "-o",
     "--output",
     type=click.Path(dir_okay=False),
-    callback=_target,
+    callback=_validate_output,
     help="The archive, `-` for standard output; a file that is there is replaced, a pipe or device is written into."
     "  [default: dioptase-capture-TIME.tar.gz]",
 )
@@ -76,15 +78,17 @@ def capture(*, output: Path | None, cgroups: int) -> None:
     now = time.gmtime()
     path = output or Path(time.strftime("dioptase-capture-%Y%m%dT%H%M%SZ.tar.gz", now))
     try:
-        hierarchy = detect(PROC)
-        found, left_out = bounded(_counted(chain(texts.node(PROC, SYS), texts.cgroups(hierarchy, cgroups))))
+        hierarchy = detect_hierarchy(PROC)
+        found, left_out = limit_size(
+            _show_progress(chain(texts.capture_node(PROC, SYS), texts.capture_cgroups(hierarchy, cgroups)))
+        )
         manifest = _manifest(hierarchy, now, len(found), left_out)
     except (Unavailable, OSError) as error:
         remedy = f": {error.remedy}" if isinstance(error, Unavailable) else ""
         click.echo(f"capture: {error}{remedy}", err=True)
         sys.exit(2)
     try:
-        _write(path, manifest, found, int(time.time()))
+        _write_output(path, manifest, found, int(time.time()))
     except (Unavailable, OSError) as error:
         said = f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else error.strerror or error
         click.echo(f"capture: cannot write -o {path}: {said}", err=True)
@@ -92,9 +96,9 @@ def capture(*, output: Path | None, cgroups: int) -> None:
     click.echo(f"wrote {len(found)} files" + (f", left out {left_out}" if left_out else "") + f": {path}", err=True)
 
 
-def bounded(found: Iterable[Text], most_bytes: int = MOST_BYTES) -> tuple[list[Text], int]:
+def limit_size(found: Iterable[CapturedFile], most_bytes: int = MAX_ARCHIVE_BYTES) -> tuple[list[CapturedFile], int]:
     """As many texts as fit, and how many do not."""
-    kept: list[Text] = []
+    kept: list[CapturedFile] = []
     left_out = size = 0
     for text in found:
         length = len(text.text or b"")
@@ -106,15 +110,15 @@ def bounded(found: Iterable[Text], most_bytes: int = MOST_BYTES) -> tuple[list[T
     return kept, left_out
 
 
-def write_archive(stream: IO[bytes], manifest: Manifest, found: Iterable[Text], mtime: int) -> None:
+def write_archive(stream: IO[bytes], manifest: CaptureManifest, found: Iterable[CapturedFile], mtime: int) -> None:
     """The archive: every file below the path that it has on the machine, without the leading slash."""
     with tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
-        _add(archive, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n", mtime)
+        _add_member(archive, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n", mtime)
         for path, text in found:
-            _add(archive, str(path).lstrip("/"), text, mtime)
+            _add_member(archive, str(path).lstrip("/"), text, mtime)
 
 
-def _add(archive: tarfile.TarFile, name: str, text: bytes | None, mtime: int) -> None:
+def _add_member(archive: tarfile.TarFile, name: str, text: bytes | None, mtime: int) -> None:
     entry = tarfile.TarInfo(name)
     entry.mtime = mtime
     if text is None:
@@ -125,7 +129,7 @@ def _add(archive: tarfile.TarFile, name: str, text: bytes | None, mtime: int) ->
         archive.addfile(entry, io.BytesIO(text))
 
 
-def _write(path: Path, manifest: Manifest, found: list[Text], mtime: int) -> None:
+def _write_output(path: Path, manifest: CaptureManifest, found: list[CapturedFile], mtime: int) -> None:
     """Where `path` leads to, whatever that is. Raises OSError, and Unavailable where it is nothing to write into."""
     if str(path) == "-" or _is_stdout(path):
         write_archive(sys.stdout.buffer, manifest, found, mtime)
@@ -161,9 +165,9 @@ def _is_stdout(path: Path) -> bool:
         return False
 
 
-def _manifest(hierarchy: Hierarchy, now: time.struct_time, files: int, left_out: int) -> Manifest:
+def _manifest(hierarchy: Hierarchy, now: time.struct_time, files: int, left_out: int) -> CaptureManifest:
     machine = os.uname()
-    return Manifest(
+    return CaptureManifest(
         version=VERSION,
         kernel=f"{machine.sysname} {machine.release}",
         machine=machine.machine,
@@ -176,10 +180,10 @@ def _manifest(hierarchy: Hierarchy, now: time.struct_time, files: int, left_out:
     )
 
 
-def _counted(found: Iterable[Text]) -> Iterator[Text]:
+def _show_progress(found: Iterable[CapturedFile]) -> Iterator[CapturedFile]:
     shown = sys.stderr.isatty()
     for count, text in enumerate(found, 1):
-        if shown and count % _SHOWN_EVERY == 0:
+        if shown and count % _PROGRESS_EVERY_FILES == 0:
             click.echo(f"\r{count} files", nl=False, err=True)
         yield text
     if shown:

@@ -1,47 +1,47 @@
-"""What a running agent says of itself over HTTP, for `top` and `explain`: plain requests, short patience, typed answers."""
+"""HTTP client of one agent for `top`, `explain` and `config`: short timeouts, typed answers, no proxy.
+Every failure is `Unavailable` with a remedy. `AgentHistory` keeps the last five minutes up to date by polling.
+"""
 
 from __future__ import annotations
 
 import base64
 import http.client
 import ssl
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote_to_bytes, urlsplit, urlunsplit
 from urllib.request import ProxyHandler, build_opener
 
-import click
 import msgspec
 
-from api.configuration import Configuration
-from api.decisions import JournalEntry
-from api.evictions import EvictionEntry
-from api.ports import Unavailable
-from api.samples import Snapshot
-from exporters.view import View
+from api.decision import JournalEntry
+from api.diagnostics import EffectiveConfiguration
+from api.eviction import EvictionEntry
+from api.interfaces import Unavailable
+from api.snapshot import Snapshot
+from cli.options import DEFAULT_URL
+from exporters.view.cycle_view import View
 
-DEFAULT_URL = "http://127.0.0.1:9102"
-SPAN_MS = 300_000
-KEEP_ENTRIES = 200
+HISTORY_SPAN_MS = 300_000
+MAX_ENTRIES = 200
 _MAX_BODY = 256 << 20
-KUBECTL = "an agent that the chart installed is asked from outside its pod, by kubectl dioptase"
+KUBECTL_HINT = "an agent that the chart installed is asked from outside its pod, by kubectl dioptase"
 T = TypeVar("T")
 
 
-class _Problem(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     """What the agent answers where it has no numbers."""
 
     error: str
     remedy: str
 
 
-class Client:
+class AgentClient:
     """Requests to one agent. Every failure is Unavailable, with what to do about it."""
 
     def __init__(self, url: str, timeout_s: float = 2.0) -> None:
-        self.url, authorization = _without_user(url.rstrip("/"))
+        self.url, authorization = _split_credentials(url.rstrip("/"))
         self._timeout_s = timeout_s
         self._opener = build_opener(ProxyHandler({}))  # the agent is near; a proxy would only be in the way
         self._opener.addheaders = [("Authorization", authorization)] if authorization else []
@@ -52,14 +52,14 @@ class Client:
     def history(self, after: int = 0) -> list[View]:
         return self._get(f"/api/v1/history?after={after}", list[View])
 
-    def decisions(self, after: int = 0, limit: int = KEEP_ENTRIES) -> list[JournalEntry]:
+    def decisions(self, after: int = 0, limit: int = MAX_ENTRIES) -> list[JournalEntry]:
         return self._get(f"/api/v1/decisions?after={after}&limit={limit}", list[JournalEntry])
 
-    def evictions(self, limit: int = KEEP_ENTRIES) -> list[EvictionEntry]:
+    def evictions(self, limit: int = MAX_ENTRIES) -> list[EvictionEntry]:
         return self._get(f"/api/v1/evictions?limit={limit}", list[EvictionEntry])
 
-    def configuration(self) -> Configuration:
-        return self._get("/api/v1/config", Configuration)
+    def configuration(self) -> EffectiveConfiguration:
+        return self._get("/api/v1/config", EffectiveConfiguration)
 
     def snapshot(self) -> Snapshot:
         return self._get("/api/v1/snapshot", Snapshot)
@@ -70,11 +70,11 @@ class Client:
                 body = response.read(_MAX_BODY)
         except HTTPError as error:
             with error:
-                raise _refused(self.url, error) from error
+                raise _error_answer(self.url, error) from error
         except URLError as error:
-            raise _silent(self.url, error.reason) from error
+            raise _no_answer(self.url, error.reason) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _silent(self.url, error) from error
+            raise _no_answer(self.url, error) from error
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -82,7 +82,7 @@ class Client:
             raise Unavailable(f"{self.url}{path} is not what an agent says: {error}", remedy) from error
 
 
-def _without_user(url: str) -> tuple[str, str]:
+def _split_credentials(url: str) -> tuple[str, str]:
     """The URL as it may be shown, and the Authorization header for the USER:PASSWORD that it may have had."""
     parts = urlsplit(url)
     user, at, address = parts.netloc.rpartition("@")
@@ -92,47 +92,47 @@ def _without_user(url: str) -> tuple[str, str]:
     return urlunsplit(parts._replace(netloc=address)), f"Basic {encoded}"
 
 
-def _silent(url: str, error: object) -> Unavailable:
+def _no_answer(url: str, error: object) -> Unavailable:
     """Why there was no answer, and what helps: to start the agent, unless something answered that speaks otherwise."""
     remedy = f"start it with dioptase agent or dioptase demo, or name another with --url ({DEFAULT_URL} is the default)"
     if isinstance(error, ssl.SSLCertVerificationError):
         remedy = (
             "name the authority that signed its certificate: SSL_CERT_FILE=authority.crt, and the host as it is signed; "
-            f"{KUBECTL}"
+            f"{KUBECTL_HINT}"
         )
     elif isinstance(error, ssl.SSLError):
         remedy = f"if it has no --web-config with a certificate, ask {url.replace('https:', 'http:', 1)}; "
         remedy += "if it wants a certificate of its clients, top and explain have none to show"
     elif isinstance(error, (ConnectionResetError, http.client.HTTPException)) and url.startswith("http:"):
-        remedy = f"if it has a --web-config with a certificate, ask {url.replace('http:', 'https:', 1)}; {KUBECTL}"
-    return Unavailable(f"the agent at {url} does not answer: {_reason(error)}", remedy)
+        remedy = f"if it has a --web-config with a certificate, ask {url.replace('http:', 'https:', 1)}; {KUBECTL_HINT}"
+    return Unavailable(f"the agent at {url} does not answer: {_error_text(error)}", remedy)
 
 
-def _refused(url: str, error: HTTPError) -> Unavailable:
+def _error_answer(url: str, error: HTTPError) -> Unavailable:
     if error.code == HTTPStatus.UNAUTHORIZED and error.headers.get("WWW-Authenticate", "").startswith("Bearer"):
-        return Unavailable(f"{url} asks for a token of an account of the cluster", KUBECTL)
+        return Unavailable(f"{url} asks for a token of an account of the cluster", KUBECTL_HINT)
     if error.code == HTTPStatus.UNAUTHORIZED:
         scheme, _, address = url.partition("://")
         return Unavailable(
             f"{url} asks for a user and a password that it knows", f"--url {scheme}://USER:PASSWORD@{address}"
         )
     try:
-        problem = msgspec.json.decode(error.read(1 << 16), type=_Problem)
+        problem = msgspec.json.decode(error.read(1 << 16), type=_ErrorBody)
     except (msgspec.DecodeError, OSError, UnicodeDecodeError):
         return Unavailable(f"{url} answers {error.code} {error.reason}", "name the agent's address with --url")
     return Unavailable(f"the agent at {url} has no answer: {problem.error}", problem.remedy)
 
 
-def _reason(error: object) -> str:
+def _error_text(error: object) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
 
 
-class Watch:
+class AgentHistory:
     """The latest five minutes of one agent, kept up to date by `poll`; an agent that began anew is noticed."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: AgentClient) -> None:
         self.client = client
         self.view: View | None = None
         self.history: list[View] = []
@@ -156,40 +156,21 @@ class Watch:
     def _poll(self) -> list[JournalEntry]:
         view = self.client.view()
         last = self.history[-1] if self.history else None
-        if last and _began_anew(last, view):
+        if last and _is_restarted(last, view):
             self.history, self.entries, last = [], [], None
         if last is None or view.seq > last.seq + 1:
             self.history += self.client.history(last.seq if last else 0)
         if not self.history or self.history[-1].seq < view.seq:
             self.history.append(view)
-        self.history = [seen for seen in self.history if view.taken_at_ms - seen.taken_at_ms <= SPAN_MS]
+        self.history = [seen for seen in self.history if view.taken_at_ms - seen.taken_at_ms <= HISTORY_SPAN_MS]
         self.view = view
         new = self.client.decisions(after=self.entries[-1].seq if self.entries else 0)
-        self.entries = (self.entries + new)[-KEEP_ENTRIES:]
+        self.entries = (self.entries + new)[-MAX_ENTRIES:]
         return new
 
 
-def _began_anew(last: View, view: View) -> bool:
+def _is_restarted(last: View, view: View) -> bool:
     """Whether another agent made the second View, perhaps after a reboot: rounds and CLOCK_MONOTONIC only go forwards."""
     if view.seq == last.seq:
         return view.taken_at_ms != last.taken_at_ms
     return view.seq < last.seq or view.taken_at_ms < last.taken_at_ms
-
-
-def checked_url(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Callback of --url."""
-    try:
-        parts = urlsplit(value)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise click.BadParameter(f"{value!r} is not an address such as {DEFAULT_URL}")
-    return value
-
-
-def url_option(command: Callable[..., None]) -> Callable[..., None]:
-    """The --url that every command about a running agent has."""
-    return click.option(
-        "--url", default=DEFAULT_URL, show_default=True, callback=checked_url, help="Where the agent listens."
-    )(command)

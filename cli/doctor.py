@@ -1,4 +1,4 @@
-"""`dioptase doctor`: what this node can and cannot do, each with the remedy."""
+"""The `dioptase doctor` command: lists what this node supports and lacks, with a remedy for each item."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from agent import doctor as node
-from agent.optional import settings
-from agent.qrm.originals import default_state_dir
-from agent.sense.pods import PodsError, StaticPods
-from agent.settings import ConfigError
-from api.checks import Check
+from agent.components import load_node_settings
+from agent.config.loader import ConfigError
+from agent.doctor import host_checks as node
+from agent.qrm.actuator.state_dir import default_state_dir
+from agent.sensors.pods.static_pods import PodsError, StaticPods
+from api.diagnostics import DoctorCheck
 from cli.tables import print_table
 from probes import doctor as kernel
-from probes.registry import NAMES
+from probes.registry import PROBE_NAMES
 
 
 @click.command()
@@ -42,16 +42,16 @@ def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None
         pods = () if file is None else StaticPods(file).read()
     except PodsError as error:
         raise click.UsageError(str(error)) from error
-    asking: tuple[Check, ...] = ()
+    asking: tuple[DoctorCheck, ...] = ()
     if kubelet:
-        from agent.kubelet_doctor import examine  # noqa: PLC0415 - gRPC, which nobody else needs here
+        from agent.doctor.kubelet_checks import check_kubelet  # noqa: PLC0415 - gRPC, which nobody else needs here
 
         try:
-            asking, pods = msgspec.structs.astuple(examine(settings(config, NAMES, None)[1]))
+            asking, pods = msgspec.structs.astuple(check_kubelet(load_node_settings(config, PROBE_NAMES, None)[1]))
         except ConfigError as error:
             raise click.UsageError(str(error)) from error
     asked = [container.cgroup for pod in pods for container in pod.containers]
-    checks = (*node.checks(state_dir, pods=asked), *asking, *kernel.checks())
+    checks = (*node.check_host(state_dir, pods=asked), *asking, *kernel.probe_checks())
     if as_json:
         click.echo(msgspec.json.encode(checks))
     else:
@@ -62,19 +62,19 @@ def doctor(*, as_json: bool, state_dir: Path, kubelet: bool, config: Path | None
             mark = Text("no", "bold red") if not check.ok else Text("-", "dim") if check.remedy else Text("ok", "green")
             table.add_row(mark, check.name, Text(check.detail), Text(check.remedy))
         print_table(table)
-        click.echo(f"\n{summary(checks)}")
+        click.echo(f"\n{doctor_summary(checks)}")
     sys.exit(0 if all(check.ok for check in checks) else 1)
 
 
-def lacks(check: Check) -> bool:
+def is_missing_optional(check: DoctorCheck) -> bool:
     """Whether it is something that not every node needs, and this one has not."""
-    return check.ok and check.checked and bool(check.remedy)
+    return check.ok and check.conclusive and bool(check.remedy)
 
 
-def summary(checks: Sequence[Check]) -> str:
+def doctor_summary(checks: Sequence[DoctorCheck]) -> str:
     """How many are missing, how many optional ones this machine lacks, and how many could not be asked about."""
-    missing, optional = sum(not check.ok for check in checks), sum(map(lacks, checks))
-    unknown = sum(not check.checked for check in checks)
+    missing, optional = sum(not check.ok for check in checks), sum(map(is_missing_optional, checks))
+    unknown = sum(not check.conclusive for check in checks)
     said = [
         f"{missing} of {len(checks)} missing"
         if missing

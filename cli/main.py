@@ -1,4 +1,6 @@
-"""`dioptase`: the commands, each loaded only when it is called, so that `dioptase agent` never pays for terminal views."""
+"""Entry point of `dioptase`: the command table, lazy loading of commands, and one-line errors for lost output.
+A command's module is imported only when the command runs, so that `dioptase agent` never loads terminal libraries.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 import click
 
 from api import VERSION
-from cli.options import Suggesting
+from cli.options import SuggestingGroup
 
 COMMANDS = {
     "agent": "run the node agent",
@@ -29,16 +31,24 @@ COMMANDS = {
     "kubectl": "all agents of a cluster at once, through its API server; also as kubectl dioptase",
     "capture": "write an archive of what the agent reads on this machine, for a report of a problem",
 }
+MODULES = {
+    "top": "cli.top.live",
+    "explain": "cli.explain.command",
+    "probe": "cli.probe.commands",
+    "replay": "cli.offline",
+    "simulate": "cli.offline",
+    "withdraw": "cli.controller",
+}
+"""Modules of the commands that do not have the name of their command."""
 
-
-LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What writing to standard output may fail with; a pipe that nobody reads is click's to end, without a word."""
-NO_FILES = (errno.EMFILE, errno.ENFILE)
-INTERRUPTED = 130
+FD_LIMIT_ERRORS = (errno.EMFILE, errno.ENFILE)
+EXIT_INTERRUPTED = 130
 """What shells give a program that Ctrl-C ended."""
 
 
-class Careful(Suggesting):
+class OutputGuardGroup(SuggestingGroup):
     """The outermost group of a program: what goes wrong with its output ends it with one line."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -48,12 +58,12 @@ class Careful(Suggesting):
             try:
                 return super().main(*args, **extra)
             except SystemExit as ended:
-                _flush(told=bool(ended.code))
+                _flush_output(error_reported=bool(ended.code))
                 raise
         except OSError as error:
-            if error.errno in LOST and error.filename is None:
+            if error.errno in OUTPUT_ERRORS and error.filename is None:
                 said = f"cannot write to standard output: {error.strerror}"
-            elif error.errno in NO_FILES:
+            elif error.errno in FD_LIMIT_ERRORS:
                 said = f"{error.strerror}: raise the limit: ulimit -n 1024"
             else:
                 raise
@@ -65,11 +75,13 @@ class Careful(Suggesting):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            sys.exit(INTERRUPTED)  # wherever it was, a probe that still compiled included; click would say Aborted!
+            sys.exit(
+                EXIT_INTERRUPTED
+            )  # wherever it was, a probe that still compiled included; click would say Aborted!
 
 
-class LazyGroup(Careful):
-    """Commands by name; cli/NAME.py holds the command object NAME."""
+class LazyGroup(OutputGuardGroup):
+    """Imports the module of a command when the command runs: cli/NAME.py, or the entry of `MODULES`, holds the object NAME."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -77,7 +89,7 @@ class LazyGroup(Careful):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"cli.{cmd_name}"), cmd_name)
+        command = getattr(import_module(MODULES.get(cmd_name, f"cli.{cmd_name}")), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -104,12 +116,12 @@ def _open_output() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def _flush(*, told: bool) -> None:
+def _flush_output(*, error_reported: bool) -> None:
     """Write what is still buffered. Raises OSError, unless the command has told already what went wrong."""
     try:
         sys.stdout.flush()
     except OSError:
-        if not told:
+        if not error_reported:
             raise
         _drop_output()
 

@@ -1,20 +1,22 @@
-"""Kinds of values that several commands take as options."""
+"""Option types that commands share: durations, listen addresses, the agent's URL, "did you mean" groups."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
 DEFAULT_LISTEN = "127.0.0.1:9102"
 
 
-LONGEST_S = 366 * 86_400
+MAX_DURATION_S = 366 * 86_400
 
 
-class Suggesting(click.Group):
+class SuggestingGroup(click.Group):
     """Commands by name; a name that is nearly one is told which."""
 
     def resolve_command(
@@ -38,7 +40,7 @@ class Seconds(click.FloatRange):
             seconds = math.nan
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is no number of seconds, such as 10 or 0.5", param, ctx)
-        if seconds > LONGEST_S:
+        if seconds > MAX_DURATION_S:
             self.fail(f"{value!r} is more than a year", param, ctx)
         return float(super().convert(seconds, param, ctx))
 
@@ -51,3 +53,25 @@ def parse_listen(value: str, option: str = "--listen") -> tuple[str, int]:
     if len(port) > 5 or int(port) > 65535:
         raise click.BadParameter(f"{value!r}: there is no port above 65535; 0 takes a free one", param_hint=option)
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+DEFAULT_URL = "http://127.0.0.1:9102"
+
+
+def validate_url(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Callback of --url."""
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise click.BadParameter(f"{value!r} is not an address such as {DEFAULT_URL}")
+    return value
+
+
+def url_option(command: Callable[..., None]) -> Callable[..., None]:
+    """The --url that every command about a running agent has."""
+    return click.option(
+        "--url", default=DEFAULT_URL, show_default=True, callback=validate_url, help="Where the agent listens."
+    )(command)

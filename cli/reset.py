@@ -1,6 +1,5 @@
-"""`dioptase reset`: put every cgroup knob back to what it held before the agent first wrote it.
-
-Needs no agent and no configuration, only the journal in the state directory; safe to run again and again.
+"""The `dioptase reset` command: restores every cgroup and node knob to its value before the agent's first write.
+It needs only the journals in the state directory, no running agent and no configuration, and may be repeated.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agent.hierarchy import detect
-from agent.qrm.knobs import KnobFiles
-from agent.qrm.node_files import NodeFiles
-from agent.qrm.oom_scores import FILE_NAME, OomScores
-from agent.qrm.originals import Originals, boot_id, default_state_dir, demo_state_dir, open_originals
-from agent.qrm.processes import Processes
-from agent.qrm.resctrl_groups import ResctrlGroups
-from api.decisions import Outcome, Status
-from api.ports import Unavailable
+from agent.qrm.actuator.disk_settings import DiskSettings
+from agent.qrm.actuator.oom_scores import FILE_NAME, OomScores, ProcessTable
+from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.resctrl_groups import ResctrlWriter
+from agent.qrm.actuator.state_dir import default_state_dir, demo_state_dir, open_originals, read_boot_id
+from agent.qrm.actuator.writer import KnobWriter
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from api.decision import Outcome, OutcomeStatus
+from api.interfaces import Unavailable
 
 PROC, SYS = Path("/proc"), Path("/sys")
-WORDS = {
-    Status.APPLIED: "put back",
-    Status.UNCHANGED: "was in place",
-    Status.VANISHED: "cgroup is gone",
-    Status.REFUSED: "refused",
-    Status.MISMATCH: "differs",
+RESET_STATUS_TEXT = {
+    OutcomeStatus.APPLIED: "put back",
+    OutcomeStatus.UNCHANGED: "was in place",
+    OutcomeStatus.VANISHED: "cgroup is gone",
+    OutcomeStatus.REFUSED: "refused",
+    OutcomeStatus.MISMATCH: "differs",
 }
 
 
@@ -47,18 +46,18 @@ def reset(context: click.Context, state_dir: Path | None) -> None:
     """
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     if state_dir is not None:
-        context.exit(0 if _reset_directory(state_dir, out, err) else 1)
+        context.exit(0 if _restore_directory(state_dir, out, err) else 1)
     own = default_state_dir()
     demos = demo_state_dir(own)
-    done = _reset_directory(own, out, err)
+    done = _restore_directory(own, out, err)
     if os.path.lexists(demos):
         out.print(f"Of the demo, in {demos}:", markup=False)
         # One in use does not keep the other from being put back.
-        done = _reset_directory(demos, out, err) and done
+        done = _restore_directory(demos, out, err) and done
     context.exit(0 if done else 1)
 
 
-def _reset_directory(directory: Path, out: Console, err: Console) -> bool:
+def _restore_directory(directory: Path, out: Console, err: Console) -> bool:
     """Whether nothing of that state directory is left to put back."""
     try:
         if not directory.exists():
@@ -67,34 +66,34 @@ def _reset_directory(directory: Path, out: Console, err: Console) -> bool:
                 markup=False,
             )
             return True
-        originals = open_originals(directory, boot_id())
+        originals = open_originals(directory, read_boot_id())
     except (Unavailable, OSError) as error:
-        _complain(err, error)
+        _print_error(err, error)
         return False
     try:
-        done = _reset(originals, out, err)
-        return _reset_node(directory, out, err) and done
+        done = _restore_cgroup_knobs(originals, out, err)
+        return _restore_node_knobs(directory, out, err) and done
     finally:
         originals.close()
 
 
-def _reset_node(directory: Path, out: Console, err: Console) -> bool:
+def _restore_node_knobs(directory: Path, out: Console, err: Console) -> bool:
     """Whether nothing is left of what was set for whole disks and for processes, and no group of resctrl."""
-    restored = ResctrlGroups().restore()
+    restored = ResctrlWriter().restore()
     try:
-        files = NodeFiles(SYS, directory, boot_id())
+        files = DiskSettings(SYS, directory, read_boot_id())
         if (directory / FILE_NAME).exists():
-            restored += OomScores(Processes(PROC, detect().primary), directory, boot_id()).restore()
+            restored += OomScores(ProcessTable(PROC, detect_hierarchy().primary), directory, read_boot_id()).restore()
     except Unavailable as error:
-        _complain(err, error)
+        _print_error(err, error)
         return False
     try:
         restored += files.restore()
         for outcome in restored:
             decision = outcome.decision
-            out.print(f"{decision.cgroup} {decision.knob.value}: {WORDS[outcome.status]}", markup=False)
+            out.print(f"{decision.cgroup} {decision.knob.value}: {RESET_STATUS_TEXT[outcome.status]}", markup=False)
     except Unavailable as error:
-        _complain(err, error)
+        _print_error(err, error)
         return False
     failures = [outcome.error for outcome in restored if outcome.error]
     for text in failures:
@@ -102,18 +101,18 @@ def _reset_node(directory: Path, out: Console, err: Console) -> bool:
     return not failures
 
 
-def _reset(originals: Originals, out: Console, err: Console) -> bool:
+def _restore_cgroup_knobs(originals: OriginalsJournal, out: Console, err: Console) -> bool:
     """Whether nothing is left to put back."""
     outcomes: Sequence[Outcome] = ()
     if originals.entries():
         try:
-            files = KnobFiles(detect())
+            files = KnobWriter(detect_hierarchy())
         except Unavailable as error:
-            _complain(err, error)
+            _print_error(err, error)
             return False
         outcomes = originals.restore(files)
         files.close()
-        out.print(_table(outcomes))
+        out.print(_outcome_table(outcomes))
     failures = [f"{o.decision.cgroup} {o.decision.knob.value}: {o.error}" for o in outcomes if o.error]
     for text in (*originals.messages, *failures):
         err.print(text, markup=False)
@@ -127,15 +126,17 @@ def _reset(originals: Originals, out: Console, err: Console) -> bool:
     return not left and not damaged
 
 
-def _table(outcomes: Sequence[Outcome]) -> Table:
+def _outcome_table(outcomes: Sequence[Outcome]) -> Table:
     table = Table("cgroup", "knob", "found", "original", "result", box=None, pad_edge=False)
     for outcome in outcomes:
         decision = outcome.decision
         found = "-" if outcome.before is None else outcome.before or "(empty)"
-        table.add_row(decision.cgroup, decision.knob.value, found, decision.value or "(empty)", WORDS[outcome.status])
+        table.add_row(
+            decision.cgroup, decision.knob.value, found, decision.value or "(empty)", RESET_STATUS_TEXT[outcome.status]
+        )
     return table
 
 
-def _complain(err: Console, error: Unavailable | OSError) -> None:
+def _print_error(err: Console, error: Unavailable | OSError) -> None:
     text = f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else str(error)
     err.print(text, markup=False)

@@ -1,5 +1,3 @@
-"""The cluster's half of Dioptase: which node gets which configuration, and what becomes of a node whose agent is gone.
-
-Every controller decides by a pure function of what is known and the time; effects are at its edge. One process, and of several
-replicas one leads.
+"""Cluster controllers: configuration of nodes, and the lifecycle of nodes whose agent is missing.
+Each controller computes its actions with a pure function; effects are at its edge. One of several replicas leads.
 """

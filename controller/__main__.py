@@ -1,4 +1,4 @@
-"""Composition root of the controller: options in, objects made and joined, and work for as long as this replica leads."""
+"""Composition root of the controller: options, API client, HTTP endpoint and leader election."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from pathlib import Path
 
 import msgspec
 
-from agent.complaints import complaint
-from agent.sense.documents import check
 from api import VERSION
-from api.ports import Unavailable
-from controller.cluster import Cluster
-from controller.config import Config
-from controller.http import application
-from controller.metrics import Exposition
-from controller.settings import parse
-from controller.tally import Tally
-from exporters.listener import Listener
-from exporters.tokens import Tokens
-from exporters.webconfig import WebConfig
-from kube.client import Client
-from kube.config import find
-from kube.leader import Election
-from kube.review import review
+from api.interfaces import Unavailable
+from common.http.listener import HttpListener
+from common.http.token_review import TokenReviewer
+from common.http.web_config import WebConfig
+from common.validation import describe_validation_error
+from common.yaml_guard import check_yaml
+from controller.endpoints import build_application
+from controller.manager import ControllerManager
+from controller.metrics import ControllerExposition
+from controller.reconcile import MetricValues
+from controller.settings import ControllerConfig, parse_settings
+from kube.access_review import review_token
+from kube.client import KubeClient
+from kube.kubeconfig import load_access
+from kube.leader_election import LeaderElection
 
 log = logging.getLogger("dioptase.controller")
 
-LARGEST_BYTES = 1 << 20
-FOLLOW_S = 10.0
+MAX_SETTINGS_BYTES = 1 << 20
+WEB_CONFIG_CHECK_S = 10.0
 """How often the web configuration and its certificates are looked at."""
-LEADING = "dioptase_controller_leading"
+LEADING_METRIC = "dioptase_controller_leading"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line says."""
 
     host: str
@@ -49,34 +48,34 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     web_config: Path | None = None
 
 
-def main(options: Options) -> None:
+def main(options: ControllerOptions) -> None:
     """Run until a signal ends it. Raises ValueError for settings, and Unavailable, before anything was changed."""
-    asyncio.run(_run(options, _config(options.config)))
+    asyncio.run(_run(options, _load_settings(options.config)))
 
 
-def _config(path: Path | None) -> Config:
+def _load_settings(path: Path | None) -> ControllerConfig:
     if path is None:
-        return Config()
+        return ControllerConfig()
     try:
         with path.open("rb") as file:
-            text = file.read(LARGEST_BYTES + 1).decode()
-        return parse(text, check, complaint)
+            text = file.read(MAX_SETTINGS_BYTES + 1).decode()
+        return parse_settings(text, check_yaml, describe_validation_error)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-async def _run(options: Options, config: Config) -> None:
-    access = find(os.environ, check)
-    tally = Tally()
+async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
+    access = load_access(os.environ, check_yaml)
+    tally = MetricValues()
     async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client(access, f"dioptase-controller/{VERSION}"))
-        exposition = Exposition(tally, client)
+        client = await stack.enter_async_context(KubeClient(access, f"dioptase-controller/{VERSION}"))
+        exposition = ControllerExposition(tally, client)
         replica = Replica(client, config, tally, exposition, f"{access.namespace}/{config.lease}")
-        tokens = Tokens(partial(review, client)) if config.token_review else None
+        tokens = TokenReviewer(partial(review_token, client)) if config.token_review else None
         admit = None if tokens is None else tokens.refusal
-        await _serve(options, Listener(application(exposition, replica.waiting, admit)), stack)
+        await _serve(options, HttpListener(build_application(exposition, replica.waiting, admit)), stack)
         working = asyncio.create_task(replica.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, working.cancel)
@@ -84,8 +83,8 @@ async def _run(options: Options, config: Config) -> None:
             await working
 
 
-async def _serve(options: Options, listener: Listener, stack: contextlib.AsyncExitStack) -> None:
-    web_config = None if options.web_config is None else WebConfig(options.web_config, check)
+async def _serve(options: ControllerOptions, listener: HttpListener, stack: contextlib.AsyncExitStack) -> None:
+    web_config = None if options.web_config is None else WebConfig(options.web_config, check_yaml)
     web = None if web_config is None else web_config.load()
     if web is not None and web.users:
         raise Unavailable(
@@ -97,15 +96,15 @@ async def _serve(options: Options, listener: Listener, stack: contextlib.AsyncEx
     stack.push_async_callback(listener.close)
     log.info("metrics and health at %s:%d", *bound[0])
     if web_config is not None:
-        following = asyncio.create_task(_follow(web_config, listener))
+        following = asyncio.create_task(_follow_web_config(web_config, listener))
         stack.callback(following.cancel)
 
 
-async def _follow(web_config: WebConfig, listener: Listener) -> None:
+async def _follow_web_config(web_config: WebConfig, listener: HttpListener) -> None:
     """Take on new certificates; a file that is being written leaves the old ones in force."""
     seen = web_config.stamp()
     while True:
-        await asyncio.sleep(FOLLOW_S)
+        await asyncio.sleep(WEB_CONFIG_CHECK_S)
         if (stamp := web_config.stamp()) == seen:
             continue
         seen = stamp
@@ -118,16 +117,23 @@ async def _follow(web_config: WebConfig, listener: Listener) -> None:
 class Replica:
     """One of several: stands by, leads, and stands by again when it has lost the lease."""
 
-    def __init__(self, client: Client, config: Config, tally: Tally, exposition: Exposition, lease: str) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        config: ControllerConfig,
+        tally: MetricValues,
+        exposition: ControllerExposition,
+        lease: str,
+    ) -> None:
         self._client, self._config, self._tally, self._exposition = client, config, tally, exposition
         me = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-        self._election = Election(client, lease, me)
-        self._cluster: Cluster | None = None
+        self._election = LeaderElection(client, lease, me)
+        self._cluster: ControllerManager | None = None
 
     async def run(self) -> None:
         """Until cancelled, or until a bug ends the work."""
         while True:
-            self._tally.set(LEADING, [((), 0)])
+            self._tally.set(LEADING_METRIC, [((), 0)])
             await self._election.lead(self._work)
 
     def waiting(self) -> str:
@@ -135,8 +141,8 @@ class Replica:
         return self._cluster.waiting() if self._cluster is not None else ""
 
     async def _work(self) -> None:
-        self._tally.set(LEADING, [((), 1)])
-        self._cluster = Cluster(self._client, self._config, self._tally, self._exposition)
+        self._tally.set(LEADING_METRIC, [((), 1)])
+        self._cluster = ControllerManager(self._client, self._config, self._tally, self._exposition)
         try:
             await self._cluster.run()
         finally:

@@ -1,7 +1,4 @@
-"""The controller's numbers for Prometheus, in its text or in OpenMetrics. One of the doors to prometheus_client.
-
-There are tens of series here, so the library's own writer is fast enough.
-"""
+"""Prometheus and OpenMetrics exposition of the controller; one of the importers of prometheus_client."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from api.controller_catalogue import CONTROLLER
-from controller.tally import Labels, Tally
-from kube.client import Client
+from api.metrics import CONTROLLER_METRICS
+from controller.reconcile import LabelValues, MetricValues
+from kube.client import KubeClient
 from kube.informer import Informer
-from kube.queue import WorkQueue
+from kube.work_queue import WorkQueue
 
 
-class Exposition(Collector):
+class ControllerExposition(Collector):
     """What `/metrics` shows: the tally, and what client, informers and queues know of themselves."""
 
-    def __init__(self, tally: Tally, client: Client) -> None:
+    def __init__(self, tally: MetricValues, client: KubeClient) -> None:
         self._tally, self._client = tally, client
         self._informers: Iterable[Informer[Any]] = ()
         self._queues: Mapping[str, WorkQueue[Any]] = {}
@@ -43,7 +40,7 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """For the library."""
-        for row in CONTROLLER:
+        for row in CONTROLLER_METRICS:
             values = self._tally.values(row.name)
             if not values:
                 continue
@@ -55,14 +52,14 @@ class Exposition(Collector):
             yield family
 
     def _refresh(self, now_s: float) -> None:
-        seen: dict[str, list[tuple[Labels, float]]] = {name: [] for name in _OF_INFORMERS}
+        seen: dict[str, list[tuple[LabelValues, float]]] = {name: [] for name in _INFORMER_METRICS}
         # Several may watch one resource, as those of several agents' pods do: together they are one row.
         together: dict[str, list[Informer[Any]]] = {}
         for informer in self._informers:
             together.setdefault(informer.resource.gvr, []).append(informer)
         for gvr, ones in together.items():
             ages = [age for one in ones if (age := one.age_s(now_s)) is not None]
-            objects, unreadable, relists, oldest = _OF_INFORMERS
+            objects, unreadable, relists, oldest = _INFORMER_METRICS
             seen[objects].append(((gvr,), sum(len(one.store) for one in ones)))
             seen[unreadable].append(((gvr,), sum(len(one.problems) for one in ones)))
             seen[relists].append(((gvr,), sum(one.relists for one in ones)))
@@ -75,7 +72,7 @@ class Exposition(Collector):
         self._tally.set("dioptase_controller_api_requests_total", self._client.requests.items())
 
 
-_OF_INFORMERS = (
+_INFORMER_METRICS = (
     "dioptase_controller_watched_objects",
     "dioptase_controller_unreadable_objects",
     "dioptase_controller_relists_total",

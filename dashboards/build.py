@@ -1,13 +1,12 @@
-"""The dashboards, made from typed code: `python -m dashboards.build` writes them, a test keeps them fresh.
-
-Needs the development dependencies (grafana-foundation-sdk).
+"""Writes every Grafana dashboard from typed code: `python -m dashboards.build`. A test keeps the JSON fresh.
+Needs the development dependency grafana-foundation-sdk.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from dashboards import colocation, decisions, fleet, health, memory, node, overview, workload
+from dashboards import agent, colocation, decisions, fleet, memory, node, overview, workload
 from dashboards.panels import Board
 
 HERE = Path(__file__).parent
@@ -23,7 +22,7 @@ def boards() -> tuple[Board, ...]:
         node.board(),
         memory.board(),
         decisions.board(),
-        health.board(),
+        agent.board(),
     )
 
 

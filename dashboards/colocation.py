@@ -1,4 +1,4 @@
-"""Does lending pay, and at whose cost: what is promised, lent and used, and what online pods wait for it."""
+"""The colocation dashboard: reported, reclaimable and used resources, and their cost in run-queue latency."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.panels import (
     BY_POD,
-    NODE,
-    ONLINE,
-    POD,
-    POD_NAME,
-    RATE,
-    RECLAIMED,
-    TARGET,
+    LATENCY_TARGET,
+    NODE_SELECTOR,
+    ONLINE_SELECTOR,
+    POD_LEGEND,
+    POD_SELECTOR,
+    RATE_INTERVAL,
+    RECLAIMED_SELECTOR,
     Board,
     Panel,
     Query,
-    lines,
-    number,
-    quantile,
+    line_panel,
+    quantile_by,
     rate_by,
+    stat_panel,
 )
 
 USED = "dioptase_cgroup_cpu_usage_seconds_total"
 BLAME = "dioptase_cgroup_blame_seconds_total"
-WAIT = "dioptase_cgroup_runq_wait_seconds"
-_BATCH = f'label_replace(dioptase_cgroup_threads{{{RECLAIMED}}}, "culprit", "$1", "cgroup", "(.*)")'
+RUNQ_LATENCY = "dioptase_cgroup_runq_wait_seconds"
+_BATCH = f'label_replace(dioptase_cgroup_threads{{{RECLAIMED_SELECTOR}}}, "culprit", "$1", "cgroup", "(.*)")'
 """One series for each reclaimed cgroup, as a culprit."""
 
 
@@ -48,42 +48,44 @@ def board() -> Board:
     )
 
 
-def harm(by: str, online: str = ONLINE) -> str:
+def interference(by: str, online: str = ONLINE_SELECTOR) -> str:
     """Time a second that online pods waited while batch work had the CPU."""
     made = rate_by(BLAME, f'{online},cause="neighbour"', f"{by}, culprit")
     return f"sum by ({by}) ({made} and on (job, instance, culprit) {_BATCH})"
 
 
 def _glance() -> list[Panel]:
-    cpus = f"sum(dioptase_node_cpus{{{NODE}}})"
-    busy = f'sum(rate(dioptase_node_cpu_seconds_total{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
-    used = f"sum(rate({USED}{{{RECLAIMED}}}{RATE}))"
+    cpus = f"sum(dioptase_node_cpus{{{NODE_SELECTOR}}})"
+    busy = f'sum(rate(dioptase_node_cpu_seconds_total{{{NODE_SELECTOR},mode!~"idle|iowait|steal"}}{RATE_INTERVAL}))'
+    used = f"sum(rate({USED}{{{RECLAIMED_SELECTOR}}}{RATE_INTERVAL}))"
     return [
-        number("Node use", units.PercentUnit, f"{busy} / {cpus}", "Share of all CPUs that run something."),
-        number(
+        stat_panel("Node use", units.PercentUnit, f"{busy} / {cpus}", "Share of all CPUs that run something."),
+        stat_panel(
             "Of that batch work",
             units.PercentUnit,
             f"{used} / {cpus}",
             "Share of all CPUs that reclaimed pods use: what lending adds.",
         ),
-        number("Lent", "cores", f"sum(dioptase_reclaim_lent_cores{{{NODE}}})", "What reclaimed pods may use now."),
-        number(
+        stat_panel(
+            "Lent", "cores", f"sum(dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}})", "What reclaimed pods may use now."
+        ),
+        stat_panel(
             "Promised",
             "cores",
-            f"sum(dioptase_reclaim_headroom_cores{{{NODE}}})",
+            f"sum(dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}})",
             "What can be promised to reclaimed pods in all, what they use now included.",
         ),
-        number(
+        stat_panel(
             "Online waits for batch work",
             "s/s",
-            f"sum({harm('job, instance')}) or vector(0)",
+            f"sum({interference('job, instance')}) or vector(0)",
             "Seconds a second that tasks of online pods waited while a reclaimed cgroup had their CPU. With cpu.idle this is "
             "what the kernel needs to switch.",
         ),
-        number(
+        stat_panel(
             "Worst online wait, p99",
             units.PercentUnit,
-            f"max({quantile(0.99, WAIT, ONLINE)} / on (job, instance) group_left () {TARGET})",
+            f"max({quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR)} / on (job, instance) group_left () {LATENCY_TARGET})",
             "Run-queue wait of the slowest online pod, as a share of its node's target.",
             (0.5, 1),
         ),
@@ -92,38 +94,41 @@ def _glance() -> list[Panel]:
 
 def _lent() -> list[Panel]:
     return [
-        lines(
+        line_panel(
             "Lent and used",
             "cores",
             "Used well below lent: batch work has no more to do. Used at lent: it would take more.",
-            Query(f"dioptase_reclaim_lent_cores{{{NODE}}}", "lent on {{instance}}"),
-            Query(rate_by(USED, RECLAIMED, "job, instance"), "used on {{instance}}"),
+            Query(f"dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}}", "lent on {{instance}}"),
+            Query(rate_by(USED, RECLAIMED_SELECTOR, "job, instance"), "used on {{instance}}"),
         ),
-        lines(
+        line_panel(
             "Promised and needed",
             "cores",
             "What can be promised to reclaimed pods, what the node advertises of it (a mean of minutes, in bounded steps), and "
             "what online pods are estimated to need.",
-            Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "promised on {{instance}}"),
-            Query(f"dioptase_reclaim_advertised_cores{{{NODE}}}", "advertised on {{instance}}"),
-            Query(f"dioptase_share_requirement_cores{{{NODE}}}", "needed on {{instance}}"),
-            Query(f"dioptase_node_cpus{{{NODE}}}", "CPUs of {{instance}}"),
+            Query(f"dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_advertised_cores{{{NODE_SELECTOR}}}", "advertised on {{instance}}"),
+            Query(f"dioptase_share_requirement_cores{{{NODE_SELECTOR}}}", "needed on {{instance}}"),
+            Query(f"dioptase_node_cpus{{{NODE_SELECTOR}}}", "CPUs of {{instance}}"),
         ),
-        lines(
+        line_panel(
             "Advertised CPU by NUMA node",
             "cores",
             "Found in this round, and advertised. Far apart for long: the steps of the reporter are too small, or nothing new "
             "is known.",
-            Query(f"dioptase_reclaim_numa_headroom_cores{{{NODE}}}", "node {{numa_node}} of {{instance}}, found"),
             Query(
-                f"dioptase_reclaim_numa_advertised_cores{{{NODE}}}", "node {{numa_node}} of {{instance}}, advertised"
+                f"dioptase_reclaim_numa_headroom_cores{{{NODE_SELECTOR}}}", "node {{numa_node}} of {{instance}}, found"
+            ),
+            Query(
+                f"dioptase_reclaim_numa_advertised_cores{{{NODE_SELECTOR}}}",
+                "node {{numa_node}} of {{instance}}, advertised",
             ),
         ),
-        lines(
+        line_panel(
             "Batch work by pod",
             "cores",
             "Which reclaimed pods use what is lent.",
-            Query(rate_by(USED, RECLAIMED), POD_NAME),
+            Query(rate_by(USED, RECLAIMED_SELECTOR), POD_LEGEND),
             stacked=True,
         ),
         pools(),
@@ -132,34 +137,37 @@ def _lent() -> list[Panel]:
 
 def pools() -> Panel:
     """How many CPUs each pool has."""
-    return lines(
+    return line_panel(
         "CPUs of the pools",
         units.Short,
         "Pools overlap where priority, not partition, separates them.",
-        Query(f"dioptase_pool_cpus{{{NODE}}}", "{{pool}} on {{instance}}"),
+        Query(f"dioptase_pool_cpus{{{NODE_SELECTOR}}}", "{{pool}} on {{instance}}"),
     )
 
 
 def _regions() -> list[Panel]:
     return [
-        lines(
+        line_panel(
             "Sizes of the pools",
             units.Short,
             "CPUs that each pool is to have, by NUMA node; which CPUs they are QRM chooses.",
-            Query(f"dioptase_pool_size_cpus{{{NODE}}}", "{{pool}} {{numa_node}} on {{instance}}"),
+            Query(f"dioptase_pool_size_cpus{{{NODE_SELECTOR}}}", "{{pool}} {{numa_node}} on {{instance}}"),
             stacked=True,
         ),
-        lines(
+        line_panel(
             "What regions ask for",
             "cores",
             "Each policy's answer for a region of online pods, by Katalyst's control. `dioptase explain POOL` has the formula.",
-            Query(f"dioptase_region_control_cores{{{NODE}}}", "{{region}} by {{policy}}: {{control}} on {{instance}}"),
+            Query(
+                f"dioptase_region_control_cores{{{NODE_SELECTOR}}}",
+                "{{region}} by {{policy}}: {{control}} on {{instance}}",
+            ),
         ),
-        lines(
+        line_panel(
             "Pods whose wish for CPUs or network bandwidth cannot be fulfilled",
             units.Short,
             "They run all the same, on what others have. `dioptase explain POD` says why.",
-            Query(f"dioptase_rejected_pods{{{NODE}}}", "{{rule}} on {{instance}}"),
+            Query(f"dioptase_rejected_pods{{{NODE_SELECTOR}}}", "{{rule}} on {{instance}}"),
             stacked=True,
         ),
     ]
@@ -167,36 +175,40 @@ def _regions() -> list[Panel]:
 
 def _memory() -> list[Panel]:
     return [
-        lines(
+        line_panel(
             "Memory that can be promised",
             units.BytesIEC,
             "To reclaimed pods in all, what they use now included; beside what a stock memory advisor would give them.",
-            Query(f"dioptase_reclaim_memory_headroom_bytes{{{NODE}}}", "promised on {{instance}}"),
-            Query(f"dioptase_reclaim_memory_advertised_bytes{{{NODE}}}", "advertised on {{instance}}"),
+            Query(f"dioptase_reclaim_memory_headroom_bytes{{{NODE_SELECTOR}}}", "promised on {{instance}}"),
+            Query(f"dioptase_reclaim_memory_advertised_bytes{{{NODE_SELECTOR}}}", "advertised on {{instance}}"),
             Query(
-                f"sum by (job, instance) (dioptase_memory_provision_bytes{{{NODE}}})",
+                f"sum by (job, instance) (dioptase_memory_provision_bytes{{{NODE_SELECTOR}}})",
                 "by the stock advisor on {{instance}}",
             ),
         ),
-        lines(
+        line_panel(
             "Memory that can be promised, by NUMA node",
             units.BytesIEC,
             "Where it is known how it is spread.",
-            Query(f"dioptase_reclaim_numa_memory_headroom_bytes{{{NODE}}}", "NUMA node {{numa_node}} of {{instance}}"),
+            Query(
+                f"dioptase_reclaim_numa_memory_headroom_bytes{{{NODE_SELECTOR}}}",
+                "NUMA node {{numa_node}} of {{instance}}",
+            ),
             stacked=True,
         ),
-        lines(
+        line_panel(
             "Memory missing to twice the critical watermark",
             units.BytesIEC,
             "Above 0 cgroups are tuned, and below the watermark itself cache is dropped. The node as a whole has no number.",
-            Query(f"dioptase_memory_shortfall_bytes{{{NODE}}}", "{{numa_node}} of {{instance}}"),
+            Query(f"dioptase_memory_shortfall_bytes{{{NODE_SELECTOR}}}", "{{numa_node}} of {{instance}}"),
         ),
-        lines(
+        line_panel(
             "How short memory is",
             units.Short,
             "1 for the state in force: tune_memcg, drop_cache or unknown, when nothing is done. No line: no_risk.",
             Query(
-                f'dioptase_memory_condition{{{NODE},state!="no_risk"}} == 1', "{{state}} {{numa_node}} on {{instance}}"
+                f'dioptase_memory_condition{{{NODE_SELECTOR},state!="no_risk"}} == 1',
+                "{{state}} {{numa_node}} on {{instance}}",
             ),
         ),
     ]
@@ -204,115 +216,115 @@ def _memory() -> list[Panel]:
 
 def _harm() -> list[Panel]:
     return [
-        lines(
+        line_panel(
             "Online waits for batch work, by pod",
             "s/s",
             "Time that each online pod waited while a reclaimed cgroup had its CPU. Waits for others, and for its own tasks, "
             "are on the workload dashboard: batch work is not shrunk for those.",
-            Query(harm(BY_POD), POD_NAME),
+            Query(interference(BY_POD), POD_LEGEND),
         ),
-        lines(
+        line_panel(
             "Share of online waits that batch work made",
             units.PercentUnit,
             "Below a tenth nothing is taken from batch work (leastBlameRatio): somebody else made them wait.",
             Query(
-                f"{harm('job, instance')} / on (job, instance) {rate_by(BLAME, ONLINE, 'job, instance')}",
+                f"{interference('job, instance')} / on (job, instance) {rate_by(BLAME, ONLINE_SELECTOR, 'job, instance')}",
                 "{{instance}}",
             ),
         ),
-        lines(
+        line_panel(
             "Online run-queue wait, p99",
             units.Seconds,
             "Beside the target that lending is held against.",
-            Query(quantile(0.99, WAIT, ONLINE), POD_NAME),
-            Query(TARGET, "target on {{instance}}"),
+            Query(quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR), POD_LEGEND),
+            Query(LATENCY_TARGET, "target on {{instance}}"),
             log=True,
         ),
-        lines(
+        line_panel(
             "Request latency that pods report, p99",
             units.Seconds,
             "The pods' own word, where they publish it: it should stay put while work is lent.",
-            Query(quantile(0.99, "dioptase_indicator_latency_seconds", POD), POD_NAME),
+            Query(quantile_by(0.99, "dioptase_indicator_latency_seconds", POD_SELECTOR), POD_LEGEND),
         ),
     ]
 
 
 def _forecasts() -> list[Panel]:
     return [
-        lines(
+        line_panel(
             "CPU: used and foretold",
             "cores",
             "All but reclaimed pods, the system too. What is used should stay below what is foretold; the space between "
             "is what caution costs.",
-            Query(f"dioptase_forecast_cpu_used_cores{{{NODE}}}", "used on {{instance}}"),
-            Query(f"dioptase_forecast_cpu_peak_cores{{{NODE}}}", "foretold on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_used_cores{{{NODE_SELECTOR}}}", "used on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_peak_cores{{{NODE_SELECTOR}}}", "foretold on {{instance}}"),
         ),
-        lines(
+        line_panel(
             "Memory: used and foretold",
             units.BytesIEC,
             "The same of memory that could not be had without swapping.",
-            Query(f"dioptase_forecast_memory_used_bytes{{{NODE}}}", "used on {{instance}}"),
-            Query(f"dioptase_forecast_memory_peak_bytes{{{NODE}}}", "foretold on {{instance}}"),
+            Query(f"dioptase_forecast_memory_used_bytes{{{NODE_SELECTOR}}}", "used on {{instance}}"),
+            Query(f"dioptase_forecast_memory_peak_bytes{{{NODE_SELECTOR}}}", "foretold on {{instance}}"),
         ),
-        lines(
+        line_panel(
             "Forecasts that were missed, of the last day",
             units.PercentUnit,
             "Beside what the settings allow. Above that for a while after the load has changed; for longer: see the runbook.",
-            Query(f"dioptase_forecast_miss_ratio{{{NODE}}}", "{{resource}} on {{instance}}"),
-            Query(f"dioptase_forecast_big_miss_ratio{{{NODE}}}", "{{resource}} by a tenth of {{instance}}"),
-            Query(f"dioptase_forecast_promised_miss_ratio{{{NODE}}}", "{{resource}} allowed on {{instance}}"),
+            Query(f"dioptase_forecast_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} on {{instance}}"),
+            Query(f"dioptase_forecast_big_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} by a tenth of {{instance}}"),
+            Query(f"dioptase_forecast_promised_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} allowed on {{instance}}"),
         ),
-        lines(
+        line_panel(
             "CPU: by how much forecasts err",
             "cores",
             "Of the last day: the mean of the misses, the worst, and by how much forecasts were above the peak on average.",
-            Query(f"dioptase_forecast_cpu_shortfall_mean_cores{{{NODE}}}", "missed by on {{instance}}"),
-            Query(f"dioptase_forecast_cpu_shortfall_max_cores{{{NODE}}}", "at worst on {{instance}}"),
-            Query(f"dioptase_forecast_cpu_bias_cores{{{NODE}}}", "above the peak on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_shortfall_mean_cores{{{NODE_SELECTOR}}}", "missed by on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_shortfall_max_cores{{{NODE_SELECTOR}}}", "at worst on {{instance}}"),
+            Query(f"dioptase_forecast_cpu_bias_cores{{{NODE_SELECTOR}}}", "above the peak on {{instance}}"),
         ),
     ]
 
 
 def _shadow() -> list[Panel]:
     return [
-        lines(
+        line_panel(
             "Lent, and what the shadow policy would lend",
             "cores",
             "The second policy of the settings sees the same snapshots and touches nothing. Replay a recording for what would "
             "have come of it.",
-            Query(f"dioptase_reclaim_lent_cores{{{NODE}}}", "lent on {{instance}}"),
-            Query(f"dioptase_shadow_lent_cores{{{NODE}}}", "{{policy}} would lend on {{instance}}"),
+            Query(f"dioptase_reclaim_lent_cores{{{NODE_SELECTOR}}}", "lent on {{instance}}"),
+            Query(f"dioptase_shadow_lent_cores{{{NODE_SELECTOR}}}", "{{policy}} would lend on {{instance}}"),
         ),
-        lines(
+        line_panel(
             "Promised, and what the shadow policy would promise",
             "cores",
             "Of two policies that miss as seldom, the one that promises more is worth more.",
-            Query(f"dioptase_reclaim_headroom_cores{{{NODE}}}", "promised on {{instance}}"),
-            Query(f"dioptase_shadow_headroom_cores{{{NODE}}}", "{{policy}} would promise on {{instance}}"),
+            Query(f"dioptase_reclaim_headroom_cores{{{NODE_SELECTOR}}}", "promised on {{instance}}"),
+            Query(f"dioptase_shadow_headroom_cores{{{NODE_SELECTOR}}}", "{{policy}} would promise on {{instance}}"),
         ),
     ]
 
 
 def _steering() -> list[Panel]:
-    where, target = (f"dioptase_region_indicator{end}{{{NODE}}}" for end in ("", "_target"))
+    where, target = (f"dioptase_region_indicator{end}{{{NODE_SELECTOR}}}" for end in ("", "_target"))
     return [
-        lines(
+        line_panel(
             "Indicators over their targets",
             units.PercentUnit,
             "Of the pools whose policy follows indicators (rama, dynamic-quota): above 100 % the pool grows, below it shrinks.",
             Query(f"{where} / {target}", "{{region}} {{indicator}} on {{instance}}"),
         ),
-        lines(
+        line_panel(
             "Overcommitment",
             "",
             "How many times what it has the node may be scheduled for.",
-            Query(f"dioptase_overcommit_ratio{{{NODE}}}", "{{resource}} on {{instance}}"),
+            Query(f"dioptase_overcommit_ratio{{{NODE_SELECTOR}}}", "{{resource}} on {{instance}}"),
         ),
-        lines(
+        line_panel(
             "Answers to power alerts",
             "",
             "Reclaimed pods that have to leave, and watts to cap the node to.",
-            Query(f"dioptase_power_evict_pods{{{NODE}}}", "pods to leave {{instance}}"),
-            Query(f"dioptase_power_cap_watts{{{NODE}}}", "watts at most on {{instance}}"),
+            Query(f"dioptase_power_evict_pods{{{NODE_SELECTOR}}}", "pods to leave {{instance}}"),
+            Query(f"dioptase_power_cap_watts{{{NODE_SELECTOR}}}", "watts at most on {{instance}}"),
         ),
     ]

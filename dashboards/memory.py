@@ -1,30 +1,30 @@
-"""Memory and reclaim: how much is left, who has to free it, who suffers from that, who was killed."""
+"""The memory dashboard: free memory, reclaim, pressure and OOM kills by node and cgroup."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models import units
 
 from dashboards.panels import (
-    ANY,
     BY_CGROUP,
-    CGROUP_NAME,
-    NODE,
-    RATE,
+    CGROUP_LEGEND,
+    CGROUP_SELECTOR,
+    NODE_SELECTOR,
+    RATE_INTERVAL,
     Board,
     Panel,
     Query,
-    heat,
-    lines,
-    most,
-    number,
+    heatmap_panel,
+    line_panel,
     rate_by,
+    stat_panel,
+    top_series,
 )
 
 RECLAIM = "dioptase_cgroup_reclaim_seconds"
 EVENTS = "dioptase_node_vm_events_total"
 ZONE = "dioptase_node_zone_bytes"
-ON = "on {{instance}}"
-MS = "ms/s"
+INSTANCE_LEGEND = "on {{instance}}"
+MS_PER_S = "ms/s"
 
 
 def board() -> Board:
@@ -43,47 +43,49 @@ def board() -> Board:
 
 
 def _events(pattern: str) -> str:
-    return rate_by(EVENTS, f'{NODE},event=~"{pattern}"', "job, instance")
+    return rate_by(EVENTS, f'{NODE_SELECTOR},event=~"{pattern}"', "job, instance")
 
 
 def _glance() -> list[Panel]:
-    available = f"dioptase_node_memory_available_bytes{{{NODE}}} / dioptase_node_memory_total_bytes{{{NODE}}}"
+    available = (
+        f"dioptase_node_memory_available_bytes{{{NODE_SELECTOR}}} / dioptase_node_memory_total_bytes{{{NODE_SELECTOR}}}"
+    )
     return [
-        number(
+        stat_panel(
             "Memory that could be had", units.PercentUnit, f"min({available})", "Without swapping, of the worst node."
         ),
-        number(
+        stat_panel(
             "Memory pressure",
             units.PercentUnit,
-            f'max(rate(dioptase_node_pressure_seconds_total{{{NODE},resource="memory",kind="some"}}{RATE}))',
+            f'max(rate(dioptase_node_pressure_seconds_total{{{NODE_SELECTOR},resource="memory",kind="some"}}{RATE_INTERVAL}))',
             "Share of time in which some task waited for memory, of the worst node. Little is much.",
             (0.01, 0.1),
         ),
-        number(
+        stat_panel(
             "Direct reclaim",
-            MS,
-            f'1000 * sum(rate({RECLAIM}_sum{{{NODE},kind="direct"}}{RATE}))',
+            MS_PER_S,
+            f'1000 * sum(rate({RECLAIM}_sum{{{NODE_SELECTOR},kind="direct"}}{RATE_INTERVAL}))',
             "Time that tasks spent freeing memory because the node was short, not working: the price of a full node.",
             (1, 50),
         ),
-        number(
+        stat_panel(
             "Reclaim at limits",
-            MS,
-            f'1000 * sum(rate({RECLAIM}_sum{{{NODE},kind="limit"}}{RATE}))',
+            MS_PER_S,
+            f'1000 * sum(rate({RECLAIM}_sum{{{NODE_SELECTOR},kind="limit"}}{RATE_INTERVAL}))',
             "Time that tasks spent freeing memory because of their cgroup's own limit: a higher limit ends it.",
             (10, 200),
         ),
-        number(
+        stat_panel(
             "kswapd at work",
             units.PercentUnit,
-            f"max(rate(dioptase_node_kswapd_active_seconds_total{{{NODE}}}{RATE}))",
+            f"max(rate(dioptase_node_kswapd_active_seconds_total{{{NODE_SELECTOR}}}{RATE_INTERVAL}))",
             "Share of time in which background reclaim was awake, of the busiest NUMA node. Near 100 % it is losing.",
             (0.2, 0.7),
         ),
-        number(
+        stat_panel(
             "OOM kills, last hour",
             units.Short,
-            f'sum(increase({EVENTS}{{{NODE},event="oom_kill"}}[1h]))',
+            f'sum(increase({EVENTS}{{{NODE_SELECTOR},event="oom_kill"}}[1h]))',
             "Processes that the kernel killed for memory, by its own count, which no removed cgroup takes away; top, the page "
             "and the agent's log name them.",
             (1,),
@@ -93,140 +95,148 @@ def _glance() -> list[Panel]:
 
 def _node() -> list[Panel]:
     def mark(name: str) -> str:
-        return f'sum by (job, instance, numa_node, zone) ({ZONE}{{{NODE},mark="{name}"}})'
+        return f'sum by (job, instance, numa_node, zone) ({ZONE}{{{NODE_SELECTOR},mark="{name}"}})'
 
     return [
-        lines(
+        line_panel(
             "Memory",
             units.BytesIEC,
             "Available counts what could be reclaimed without swapping.",
-            Query(f"dioptase_node_memory_total_bytes{{{NODE}}}", f"all {ON}"),
-            Query(f"dioptase_node_memory_available_bytes{{{NODE}}}", f"available {ON}"),
-            Query(f'dioptase_node_memory_bytes{{{NODE},kind="MemFree"}}', f"free {ON}"),
-            Query(f'dioptase_node_memory_bytes{{{NODE},kind="AnonPages"}}', f"anonymous {ON}"),
+            Query(f"dioptase_node_memory_total_bytes{{{NODE_SELECTOR}}}", f"all {INSTANCE_LEGEND}"),
+            Query(f"dioptase_node_memory_available_bytes{{{NODE_SELECTOR}}}", f"available {INSTANCE_LEGEND}"),
+            Query(f'dioptase_node_memory_bytes{{{NODE_SELECTOR},kind="MemFree"}}', f"free {INSTANCE_LEGEND}"),
+            Query(f'dioptase_node_memory_bytes{{{NODE_SELECTOR},kind="AnonPages"}}', f"anonymous {INSTANCE_LEGEND}"),
         ),
-        lines(
+        line_panel(
             "Zones, free against their low watermark",
             units.Short,
             "Below 1 kswapd is woken; at the min watermark, often 0.8, tasks have to reclaim themselves.",
-            Query(f"{mark('free')} / ({mark('low')} > 0)", f"{{{{zone}}}} of node {{{{numa_node}}}} {ON}"),
+            Query(f"{mark('free')} / ({mark('low')} > 0)", f"{{{{zone}}}} of node {{{{numa_node}}}} {INSTANCE_LEGEND}"),
             log=True,
         ),
-        lines(
+        line_panel(
             "kswapd, time awake",
             units.PercentUnit,
             "Background reclaim of each NUMA node.",
             Query(
-                rate_by("dioptase_node_kswapd_active_seconds_total", NODE, "job, instance, numa_node"),
-                f"node {{{{numa_node}}}} {ON}",
+                rate_by("dioptase_node_kswapd_active_seconds_total", NODE_SELECTOR, "job, instance, numa_node"),
+                f"node {{{{numa_node}}}} {INSTANCE_LEGEND}",
             ),
         ),
-        lines(
+        line_panel(
             "kswapd, wakeups",
             "1/s",
             "How often memory ran below a low watermark.",
             Query(
-                rate_by("dioptase_node_kswapd_wakeups_total", NODE, "job, instance, numa_node"),
-                f"node {{{{numa_node}}}} {ON}",
+                rate_by("dioptase_node_kswapd_wakeups_total", NODE_SELECTOR, "job, instance, numa_node"),
+                f"node {{{{numa_node}}}} {INSTANCE_LEGEND}",
             ),
         ),
-        lines(
+        line_panel(
             "Pages looked at and taken",
             "pages/s",
             "By kswapd and by the tasks themselves (direct). Far more looked at than taken: nothing cheap is left.",
-            Query(_events("pgscan_kswapd"), f"kswapd looked at {ON}"),
-            Query(_events("pgsteal_kswapd"), f"kswapd took {ON}"),
-            Query(_events("pgscan_direct"), f"direct looked at {ON}"),
-            Query(_events("pgsteal_direct"), f"direct took {ON}"),
+            Query(_events("pgscan_kswapd"), f"kswapd looked at {INSTANCE_LEGEND}"),
+            Query(_events("pgsteal_kswapd"), f"kswapd took {INSTANCE_LEGEND}"),
+            Query(_events("pgscan_direct"), f"direct looked at {INSTANCE_LEGEND}"),
+            Query(_events("pgsteal_direct"), f"direct took {INSTANCE_LEGEND}"),
         ),
-        lines(
+        line_panel(
             "Refaults and swap",
             "pages/s",
             "Pages that were needed again soon after they were taken, and swap traffic: the node runs in too little memory.",
-            Query(_events("workingset_refault_.*"), f"refaulted {ON}"),
-            Query(_events("pswpin"), f"swapped in {ON}"),
-            Query(_events("pswpout"), f"swapped out {ON}"),
-            Query(_events("pgmajfault"), f"major faults {ON}"),
+            Query(_events("workingset_refault_.*"), f"refaulted {INSTANCE_LEGEND}"),
+            Query(_events("pswpin"), f"swapped in {INSTANCE_LEGEND}"),
+            Query(_events("pswpout"), f"swapped out {INSTANCE_LEGEND}"),
+            Query(_events("pgmajfault"), f"major faults {INSTANCE_LEGEND}"),
         ),
     ]
 
 
 def _reclaim() -> list[Panel]:
     def stalled(kind: str) -> str:
-        selector = f'{ANY},kind="{kind}"'
-        return most("1000 * " + rate_by(f"{RECLAIM}_sum", selector, BY_CGROUP))
+        selector = f'{CGROUP_SELECTOR},kind="{kind}"'
+        return top_series("1000 * " + rate_by(f"{RECLAIM}_sum", selector, BY_CGROUP))
 
     return [
-        lines(
+        line_panel(
             "Direct reclaim, by who had to",
-            MS,
+            MS_PER_S,
             "Milliseconds a second that tasks stood still: 1,000 is one task all the time.",
-            Query(stalled("direct"), CGROUP_NAME),
+            Query(stalled("direct"), CGROUP_LEGEND),
         ),
-        lines(
+        line_panel(
             "Reclaim at the own limit, by cgroup",
-            MS,
+            MS_PER_S,
             "The cgroup's limit is too low for what it does; neighbours have no part in it.",
-            Query(stalled("limit"), CGROUP_NAME),
+            Query(stalled("limit"), CGROUP_LEGEND),
         ),
-        heat(
+        heatmap_panel(
             "How long each reclaim took",
             RECLAIM,
-            ANY,
+            CGROUP_SELECTOR,
             "Direct and at limits: the pause that a request in the middle of it feels.",
         ),
-        lines(
+        line_panel(
             "Who woke kswapd",
             "1/s",
             "Whose allocations found a zone below its watermark: often who grows, not who suffers.",
-            Query(most(rate_by("dioptase_cgroup_kswapd_wakeups_total", ANY, BY_CGROUP)), CGROUP_NAME),
+            Query(
+                top_series(rate_by("dioptase_cgroup_kswapd_wakeups_total", CGROUP_SELECTOR, BY_CGROUP)), CGROUP_LEGEND
+            ),
         ),
     ]
 
 
 def _cgroups() -> list[Panel]:
-    limit = f'sum by ({BY_CGROUP}) (dioptase_cgroup_memory_limit_bytes{{{ANY},kind="max"}})'
-    used = f"sum by ({BY_CGROUP}) (dioptase_cgroup_memory_working_set_bytes{{{ANY}}})"
-    refaults = rate_by("dioptase_cgroup_workingset_pages_total", f'{ANY},event="refault"', BY_CGROUP)
-    stalled = f'{ANY},resource="memory",kind="some"'
+    limit = f'sum by ({BY_CGROUP}) (dioptase_cgroup_memory_limit_bytes{{{CGROUP_SELECTOR},kind="max"}})'
+    used = f"sum by ({BY_CGROUP}) (dioptase_cgroup_memory_working_set_bytes{{{CGROUP_SELECTOR}}})"
+    refaults = rate_by("dioptase_cgroup_workingset_pages_total", f'{CGROUP_SELECTOR},event="refault"', BY_CGROUP)
+    stalled = f'{CGROUP_SELECTOR},resource="memory",kind="some"'
     return [
-        lines(
+        line_panel(
             "Use against the limit",
             units.PercentUnit,
             "Working set as a share of the cgroup's own limit. At 100 % it reclaims or dies.",
-            Query(most(f"{used} / {limit}"), CGROUP_NAME),
+            Query(top_series(f"{used} / {limit}"), CGROUP_LEGEND),
         ),
-        lines(
+        line_panel(
             "Working set",
             units.BytesIEC,
             "Memory without inactive page cache. A cgroup's includes that of the cgroups below it.",
-            Query(most(used), CGROUP_NAME),
+            Query(top_series(used), CGROUP_LEGEND),
         ),
-        lines(
+        line_panel(
             "Refaults",
             "pages/s",
             "Pages read again soon after they were taken: the cgroup runs in too little memory.",
-            Query(most(refaults), CGROUP_NAME),
+            Query(top_series(refaults), CGROUP_LEGEND),
         ),
-        lines(
+        line_panel(
             "Stalled on memory (PSI)",
             units.PercentUnit,
             "Share of time in which some task of the cgroup waited for memory.",
-            Query(most(rate_by("dioptase_cgroup_pressure_seconds_total", stalled, BY_CGROUP)), CGROUP_NAME),
+            Query(top_series(rate_by("dioptase_cgroup_pressure_seconds_total", stalled, BY_CGROUP)), CGROUP_LEGEND),
         ),
-        lines(
+        line_panel(
             "OOM kills",
             units.Short,
             "Processes killed for memory, of each cgroup itself.",
             Query(
-                most(f"sum by ({BY_CGROUP}) (increase(dioptase_cgroup_oom_kills_total{{{ANY}}}{RATE}))"), CGROUP_NAME
+                top_series(
+                    f"sum by ({BY_CGROUP}) (increase(dioptase_cgroup_oom_kills_total{{{CGROUP_SELECTOR}}}{RATE_INTERVAL}))"
+                ),
+                CGROUP_LEGEND,
             ),
             bars=True,
         ),
-        lines(
+        line_panel(
             "Major faults",
             "1/s",
             "Page faults that had to wait for a disk.",
-            Query(most(rate_by("dioptase_cgroup_major_page_faults_total", ANY, BY_CGROUP)), CGROUP_NAME),
+            Query(
+                top_series(rate_by("dioptase_cgroup_major_page_faults_total", CGROUP_SELECTOR, BY_CGROUP)),
+                CGROUP_LEGEND,
+            ),
         ),
     ]

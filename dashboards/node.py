@@ -1,14 +1,24 @@
-"""One node: what its CPUs do, what stalls, what its disks and its network carry."""
+"""The node dashboard: CPU use, pressure, disks and network of one node."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models import units
 
-from dashboards.panels import NODE, RATE, Board, Panel, Query, lines, most, number, rate_by
+from dashboards.panels import (
+    NODE_SELECTOR,
+    RATE_INTERVAL,
+    Board,
+    Panel,
+    Query,
+    line_panel,
+    rate_by,
+    stat_panel,
+    top_series,
+)
 
 CPU = "dioptase_node_cpu_seconds_total"
 PRESSURE = "dioptase_node_pressure_seconds_total"
-ON = "on {{instance}}"
+INSTANCE_LEGEND = "on {{instance}}"
 
 
 def board() -> Board:
@@ -28,47 +38,49 @@ def board() -> Board:
 
 
 def _stalled(resource: str, kind: str = "some") -> str:
-    return f'max(rate({PRESSURE}{{{NODE},resource="{resource}",kind="{kind}"}}{RATE}))'
+    return f'max(rate({PRESSURE}{{{NODE_SELECTOR},resource="{resource}",kind="{kind}"}}{RATE_INTERVAL}))'
 
 
 def _glance() -> list[Panel]:
-    busy = f'sum(rate({CPU}{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
-    available = f"dioptase_node_memory_available_bytes{{{NODE}}} / dioptase_node_memory_total_bytes{{{NODE}}}"
+    busy = f'sum(rate({CPU}{{{NODE_SELECTOR},mode!~"idle|iowait|steal"}}{RATE_INTERVAL}))'
+    available = (
+        f"dioptase_node_memory_available_bytes{{{NODE_SELECTOR}}} / dioptase_node_memory_total_bytes{{{NODE_SELECTOR}}}"
+    )
     return [
-        number(
+        stat_panel(
             "CPU use",
             units.PercentUnit,
-            f"{busy} / sum(dioptase_node_cpus{{{NODE}}})",
+            f"{busy} / sum(dioptase_node_cpus{{{NODE_SELECTOR}}})",
             "Share of all CPUs that run something.",
         ),
-        number(
+        stat_panel(
             "Tasks waiting",
             "tasks",
-            f"sum(rate(dioptase_cgroup_runq_wait_seconds_sum{{{NODE}}}{RATE}))",
+            f"sum(rate(dioptase_cgroup_runq_wait_seconds_sum{{{NODE_SELECTOR}}}{RATE_INTERVAL}))",
             "Mean number of tasks that could run and did not. Above zero at low use: bursts, or quotas.",
         ),
-        number(
+        stat_panel(
             "CPU pressure",
             units.PercentUnit,
             _stalled("cpu"),
             "Share of time in which some task waited for a CPU, of the worst node.",
             (0.3, 0.6),
         ),
-        number(
+        stat_panel(
             "Memory pressure",
             units.PercentUnit,
             _stalled("memory"),
             "Share of time in which some task waited for memory, of the worst node. Little is much: 1 % is felt.",
             (0.01, 0.1),
         ),
-        number(
+        stat_panel(
             "I/O pressure",
             units.PercentUnit,
             _stalled("io"),
             "Share of time in which some task waited for a disk, of the worst node.",
             (0.2, 0.5),
         ),
-        number(
+        stat_panel(
             "Memory that could be had",
             units.PercentUnit,
             f"min({available})",
@@ -79,70 +91,79 @@ def _glance() -> list[Panel]:
 
 
 def _cpu() -> list[Panel]:
-    busy = f'sum by (job, instance, cpu) (rate(dioptase_node_percpu_seconds_total{{{NODE},mode!~"idle|iowait|steal"}}{RATE}))'
+    busy = f'sum by (job, instance, cpu) (rate(dioptase_node_percpu_seconds_total{{{NODE_SELECTOR},mode!~"idle|iowait|steal"}}{RATE_INTERVAL}))'
     return [
-        lines(
+        line_panel(
             "Use by mode",
             "cores",
             "Steal is time that the hypervisor gave to somebody else.",
-            Query(rate_by(CPU, f'{NODE},mode!="idle"', "job, instance, mode"), f"{{{{mode}}}} {ON}"),
+            Query(
+                rate_by(CPU, f'{NODE_SELECTOR},mode!="idle"', "job, instance, mode"), f"{{{{mode}}}} {INSTANCE_LEGEND}"
+            ),
             stacked=True,
         ),
-        lines(
+        line_panel(
             "Busiest CPUs",
             units.PercentUnit,
             "One CPU at its end while others idle: an interrupt, a pinned task, a small cpuset.",
-            Query(most(busy), f"CPU {{{{cpu}}}} {ON}"),
+            Query(top_series(busy), f"CPU {{{{cpu}}}} {INSTANCE_LEGEND}"),
         ),
-        lines(
+        line_panel(
             "Tasks waiting for each CPU",
             "tasks",
             "Mean number of tasks in the run queue of a CPU that did not run (schedstat).",
             Query(
-                most(rate_by("dioptase_node_run_delay_seconds_total", NODE, "job, instance, cpu")),
-                f"CPU {{{{cpu}}}} {ON}",
+                top_series(rate_by("dioptase_node_run_delay_seconds_total", NODE_SELECTOR, "job, instance, cpu")),
+                f"CPU {{{{cpu}}}} {INSTANCE_LEGEND}",
             ),
         ),
-        lines(
+        line_panel(
             "Deferred interrupt work",
             "cores",
             "CPU in soft interrupts by vector: network and block work that no cgroup is charged for.",
             Query(
-                rate_by("dioptase_node_softirq_seconds_total", NODE, "job, instance, vector"), f"{{{{vector}}}} {ON}"
+                rate_by("dioptase_node_softirq_seconds_total", NODE_SELECTOR, "job, instance, vector"),
+                f"{{{{vector}}}} {INSTANCE_LEGEND}",
             ),
             stacked=True,
         ),
-        lines(
+        line_panel(
             "Load and tasks",
             units.Short,
             "Load counts tasks that run, want to, or sleep uninterruptibly. Far above the CPUs with time left: the last.",
-            Query(f"dioptase_node_load1{{{NODE}}}", f"1 minute {ON}"),
-            Query(f"dioptase_node_load5{{{NODE}}}", f"5 minutes {ON}"),
-            Query(f"dioptase_node_procs_running{{{NODE}}}", f"running {ON}"),
-            Query(f"dioptase_node_procs_blocked{{{NODE}}}", f"blocked on I/O {ON}"),
-            Query(f"dioptase_node_cpus{{{NODE}}}", f"CPUs {ON}"),
+            Query(f"dioptase_node_load1{{{NODE_SELECTOR}}}", f"1 minute {INSTANCE_LEGEND}"),
+            Query(f"dioptase_node_load5{{{NODE_SELECTOR}}}", f"5 minutes {INSTANCE_LEGEND}"),
+            Query(f"dioptase_node_procs_running{{{NODE_SELECTOR}}}", f"running {INSTANCE_LEGEND}"),
+            Query(f"dioptase_node_procs_blocked{{{NODE_SELECTOR}}}", f"blocked on I/O {INSTANCE_LEGEND}"),
+            Query(f"dioptase_node_cpus{{{NODE_SELECTOR}}}", f"CPUs {INSTANCE_LEGEND}"),
         ),
-        lines(
+        line_panel(
             "Interrupts",
             "1/s",
             "All kinds together, by CPU; on one CPU alone they slow whoever runs there.",
-            Query(most(rate_by("dioptase_node_interrupts_total", NODE, "job, instance, cpu")), f"CPU {{{{cpu}}}} {ON}"),
+            Query(
+                top_series(rate_by("dioptase_node_interrupts_total", NODE_SELECTOR, "job, instance, cpu")),
+                f"CPU {{{{cpu}}}} {INSTANCE_LEGEND}",
+            ),
         ),
     ]
 
 
 def _pressure() -> list[Panel]:
     def of(kind: str) -> Query:
-        return Query(rate_by(PRESSURE, f'{NODE},kind="{kind}"', "job, instance, resource"), f"{{{{resource}}}} {ON}")
+        return Query(
+            rate_by(PRESSURE, f'{NODE_SELECTOR},kind="{kind}"', "job, instance, resource"),
+            f"{{{{resource}}}} {INSTANCE_LEGEND}",
+        )
 
     return [
-        lines(
+        line_panel(
             "Some task stalled",
             units.PercentUnit,
             "Share of time in which at least one task waited for the resource.",
             of("some"),
         ),
-        lines(
+        line_panel(
             "All tasks stalled",
             units.PercentUnit,
             "Share of time in which nobody got on: lost work. Above a few percent it is felt.",
@@ -152,40 +173,42 @@ def _pressure() -> list[Panel]:
 
 
 def _disks() -> list[Panel]:
-    took = rate_by("dioptase_node_disk_operation_seconds_total", NODE, "job, instance, device, operation")
-    done = rate_by("dioptase_node_disk_operations_total", NODE, "job, instance, device, operation")
+    took = rate_by("dioptase_node_disk_operation_seconds_total", NODE_SELECTOR, "job, instance, device, operation")
+    done = rate_by("dioptase_node_disk_operations_total", NODE_SELECTOR, "job, instance, device, operation")
     return [
-        lines(
+        line_panel(
             "Busy",
             units.PercentUnit,
             "Share of time with a request in flight. A disk that works in parallel is not full at 100 %.",
             Query(
-                most(rate_by("dioptase_node_disk_busy_seconds_total", NODE, "job, instance, device")),
-                f"{{{{device}}}} {ON}",
+                top_series(rate_by("dioptase_node_disk_busy_seconds_total", NODE_SELECTOR, "job, instance, device")),
+                f"{{{{device}}}} {INSTANCE_LEGEND}",
             ),
         ),
-        lines(
+        line_panel(
             "Time of a request, mean",
             units.Seconds,
             "From the queue to completion; no line without requests.",
-            Query(most(f"{took} / ({done} > 0)"), f"{{{{device}}}}: {{{{operation}}}} {ON}"),
+            Query(top_series(f"{took} / ({done} > 0)"), f"{{{{device}}}}: {{{{operation}}}} {INSTANCE_LEGEND}"),
         ),
-        lines(
+        line_panel(
             "Bytes read and written",
             units.BytesPerSecondSI,
             "By device.",
             Query(
-                most(rate_by("dioptase_node_disk_bytes_total", NODE, "job, instance, device, operation")),
-                f"{{{{device}}}}: {{{{operation}}}} {ON}",
+                top_series(
+                    rate_by("dioptase_node_disk_bytes_total", NODE_SELECTOR, "job, instance, device, operation")
+                ),
+                f"{{{{device}}}}: {{{{operation}}}} {INSTANCE_LEGEND}",
             ),
         ),
-        lines(
+        line_panel(
             "Room on file systems",
             units.PercentUnit,
             "Free for whoever is not root.",
             Query(
-                f"dioptase_node_filesystem_available_bytes{{{NODE}}} / dioptase_node_filesystem_size_bytes{{{NODE}}}",
-                f"{{{{mountpoint}}}} {ON}",
+                f"dioptase_node_filesystem_available_bytes{{{NODE_SELECTOR}}} / dioptase_node_filesystem_size_bytes{{{NODE_SELECTOR}}}",
+                f"{{{{mountpoint}}}} {INSTANCE_LEGEND}",
             ),
         ),
     ]
@@ -193,48 +216,62 @@ def _disks() -> list[Panel]:
 
 def _network() -> list[Panel]:
     def events(name: str) -> str:
-        return rate_by("dioptase_node_network_events_total", f'{NODE},event="{name}"', "job, instance")
+        return rate_by("dioptase_node_network_events_total", f'{NODE_SELECTOR},event="{name}"', "job, instance")
 
     return [
-        lines(
+        line_panel(
             "Bytes by interface",
             units.BytesPerSecondSI,
             "Received and sent; a pod's own interface counts again what the node's carries.",
             Query(
-                most(rate_by("dioptase_node_network_bytes_total", NODE, "job, instance, interface, direction")),
-                f"{{{{interface}}}}: {{{{direction}}}} {ON}",
+                top_series(
+                    rate_by("dioptase_node_network_bytes_total", NODE_SELECTOR, "job, instance, interface, direction")
+                ),
+                f"{{{{interface}}}}: {{{{direction}}}} {INSTANCE_LEGEND}",
             ),
         ),
-        lines(
+        line_panel(
             "Lost",
             "packets/s",
             "Packets dropped by the kernel and lost to errors.",
             Query(
-                most(rate_by("dioptase_node_network_drops_total", NODE, "job, instance, interface, direction")),
-                f"{{{{interface}}}}: {{{{direction}}}} dropped {ON}",
+                top_series(
+                    rate_by("dioptase_node_network_drops_total", NODE_SELECTOR, "job, instance, interface, direction")
+                ),
+                f"{{{{interface}}}}: {{{{direction}}}} dropped {INSTANCE_LEGEND}",
             ),
             Query(
-                most(rate_by("dioptase_node_network_errors_total", NODE, "job, instance, interface, direction")),
-                f"{{{{interface}}}}: {{{{direction}}}} errors {ON}",
+                top_series(
+                    rate_by("dioptase_node_network_errors_total", NODE_SELECTOR, "job, instance, interface, direction")
+                ),
+                f"{{{{interface}}}}: {{{{direction}}}} errors {INSTANCE_LEGEND}",
             ),
         ),
-        lines(
+        line_panel(
             "Bandwidth promised to pods",
             "Mbits",
             "What pods ask for of each card, beside what it can promise. `dioptase explain POD` says which card is whose.",
-            Query(f"dioptase_network_promised_mbit{{{NODE}}}", f"{{{{interface}}}}: promised {ON}"),
-            Query(f"dioptase_network_capacity_mbit{{{NODE}}}", f"{{{{interface}}}}: {{{{direction}}}} at most {ON}"),
+            Query(
+                f"dioptase_network_promised_mbit{{{NODE_SELECTOR}}}", f"{{{{interface}}}}: promised {INSTANCE_LEGEND}"
+            ),
+            Query(
+                f"dioptase_network_capacity_mbit{{{NODE_SELECTOR}}}",
+                f"{{{{interface}}}}: {{{{direction}}}} at most {INSTANCE_LEGEND}",
+            ),
         ),
-        lines(
+        line_panel(
             "TCP segments sent again",
             units.PercentUnit,
             "Share of all that were sent. Above 1 % connections are slow.",
-            Query(f"{events('Tcp.RetransSegs')} / ({events('Tcp.OutSegs')} > 0)", ON),
+            Query(f"{events('Tcp.RetransSegs')} / ({events('Tcp.OutSegs')} > 0)", INSTANCE_LEGEND),
         ),
-        lines(
+        line_panel(
             "TCP sockets",
             units.Short,
             "By state. Many in close_wait: a program that does not close.",
-            Query(f"sum by (job, instance, state) (dioptase_node_tcp_sockets{{{NODE}}})", f"{{{{state}}}} {ON}"),
+            Query(
+                f"sum by (job, instance, state) (dioptase_node_tcp_sockets{{{NODE_SELECTOR}}})",
+                f"{{{{state}}}} {INSTANCE_LEGEND}",
+            ),
         ),
     ]

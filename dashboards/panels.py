@@ -1,6 +1,5 @@
-"""What every dashboard is made of: queries, panels and their defaults, and the board around them.
-
-Every panel says in its description what to conclude from it.
+"""Queries, panels and the board around them: the building blocks of every dashboard.
+Every panel's description says what to conclude from it.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from grafana_foundation_sdk.models import common, dashboard, units
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
-NODE = 'instance=~"$node"'
-POD = f'{NODE},namespace=~"$namespace",pod=~"$pod"'
-ANY = f'{NODE},cgroup=~"$cgroup"'
+DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
+NODE_SELECTOR = 'instance=~"$node"'
+POD_SELECTOR = f'{NODE_SELECTOR},namespace=~"$namespace",pod=~"$pod"'
+CGROUP_SELECTOR = f'{NODE_SELECTOR},cgroup=~"$cgroup"'
 """Cgroups by path, whether a listed pod owns them or not."""
-ONLINE = f'{POD},qos=~"shared_cores|dedicated_cores"'
-RECLAIMED = f'{NODE},qos="reclaimed_cores"'
-RATE = "[$__rate_interval]"
+ONLINE_SELECTOR = f'{POD_SELECTOR},qos=~"shared_cores|dedicated_cores"'
+RECLAIMED_SELECTOR = f'{NODE_SELECTOR},qos="reclaimed_cores"'
+RATE_INTERVAL = "[$__rate_interval]"
 BY_POD = "job, instance, namespace, pod"
 BY_CGROUP = "job, instance, cgroup"
-POD_NAME = "{{namespace}}/{{pod}} on {{instance}}"
-CGROUP_NAME = "{{cgroup}} on {{instance}}"
-TARGET = f"dioptase_latency_target_seconds{{{NODE}}}"
+POD_LEGEND = "{{namespace}}/{{pod}} on {{instance}}"
+CGROUP_LEGEND = "{{cgroup}} on {{instance}}"
+LATENCY_TARGET = f"dioptase_latency_target_seconds{{{NODE_SELECTOR}}}"
 """What the policy holds p99 against, and so does the alert DioptaseOnlineWaitHigh. A setting: no number of it stands here."""
-MOST = 12
+MAX_SERIES = 12
 """Lines of one panel: more cannot be told apart."""
 
 
@@ -81,19 +80,19 @@ class Board(NamedTuple):
         return json.dumps(board.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 
-def quantile(q: float, metric: str, selector: str, by: str = BY_POD) -> str:
+def quantile_by(q: float, metric: str, selector: str, by: str = BY_POD) -> str:
     """The q-quantile of a histogram, of each group of series."""
-    return f"histogram_quantile({q}, sum by ({by}, le) (rate({metric}_bucket{{{selector}}}{RATE})))"
+    return f"histogram_quantile({q}, sum by ({by}, le) (rate({metric}_bucket{{{selector}}}{RATE_INTERVAL})))"
 
 
 def rate_by(metric: str, selector: str, by: str = BY_POD) -> str:
     """Growth a second of a counter, summed within each group of series."""
-    return f"sum by ({by}) (rate({metric}{{{selector}}}{RATE}))"
+    return f"sum by ({by}) (rate({metric}{{{selector}}}{RATE_INTERVAL}))"
 
 
-def most(expr: str, number: int = MOST) -> str:
+def top_series(expr: str, limit: int = MAX_SERIES) -> str:
     """Only the largest series."""
-    return f"topk({number}, {expr})"
+    return f"topk({limit}, {expr})"
 
 
 def _links() -> Builder[dashboard.DashboardLink]:
@@ -112,7 +111,7 @@ def _variables(names: Sequence[str]) -> list[Builder[dashboard.VariableModel]]:
         return (
             dashboard_builder.QueryVariable(name)
             .label(label)
-            .datasource(SOURCE)
+            .datasource(DATASOURCE)
             .query(query)
             .refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(dashboard.VariableSort.ALPHABETICAL_ASC)
@@ -123,9 +122,13 @@ def _variables(names: Sequence[str]) -> list[Builder[dashboard.VariableModel]]:
         )
 
     known = {
-        "namespace": of("namespace", "Namespace", f"label_values(dioptase_cgroup_threads{{{NODE}}}, namespace)"),
-        "pod": of("pod", "Pod", f'label_values(dioptase_cgroup_threads{{{NODE},namespace=~"$namespace"}}, pod)'),
-        "cgroup": of("cgroup", "Cgroup", f"label_values(dioptase_cgroup_threads{{{NODE}}}, cgroup)"),
+        "namespace": of(
+            "namespace", "Namespace", f"label_values(dioptase_cgroup_threads{{{NODE_SELECTOR}}}, namespace)"
+        ),
+        "pod": of(
+            "pod", "Pod", f'label_values(dioptase_cgroup_threads{{{NODE_SELECTOR},namespace=~"$namespace"}}, pod)'
+        ),
+        "cgroup": of("cgroup", "Cgroup", f"label_values(dioptase_cgroup_threads{{{NODE_SELECTOR}}}, cgroup)"),
     }
     return [
         dashboard_builder.DatasourceVariable("datasource").label("Prometheus").type("prometheus"),
@@ -139,7 +142,7 @@ def _target(
 ) -> prometheus_builder.Dataquery:
     target = (
         prometheus_builder.Dataquery()
-        .datasource(SOURCE)
+        .datasource(DATASOURCE)
         .ref_id(ref)
         .expr(query.expr)
         .legend_format(query.legend)
@@ -154,13 +157,13 @@ def _thresholds(marks: tuple[float, ...]) -> dashboard_builder.ThresholdsConfig:
     return dashboard_builder.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps)
 
 
-def number(title: str, unit: str, expr: str, why: str, marks: tuple[float, ...] = ()) -> stat.Panel:
+def stat_panel(title: str, unit: str, expr: str, why: str, marks: tuple[float, ...] = ()) -> stat.Panel:
     """One number, large."""
     return (
         stat.Panel()
         .title(title)
         .description(why)
-        .datasource(SOURCE)
+        .datasource(DATASOURCE)
         .unit(unit)
         .decimals(2 if unit == "cores" else 0 if unit == units.Short else 1)
         .thresholds(_thresholds(marks))
@@ -173,7 +176,7 @@ def number(title: str, unit: str, expr: str, why: str, marks: tuple[float, ...] 
     )
 
 
-def lines(
+def line_panel(
     title: str, unit: str, why: str, *queries: Query,
     stacked: bool = False, bars: bool = False, log: bool = False,
 ) -> timeseries.Panel:  # fmt: skip
@@ -182,7 +185,7 @@ def lines(
         timeseries.Panel()
         .title(title)
         .description(why)
-        .datasource(SOURCE)
+        .datasource(DATASOURCE)
         .unit(unit)
         .fill_opacity(60 if bars else 20 if stacked else 0)
         .draw_style(common.GraphDrawStyle.BARS if bars else common.GraphDrawStyle.LINE)
@@ -206,14 +209,14 @@ def lines(
     return panel
 
 
-def heat(title: str, metric: str, selector: str, why: str) -> heatmap.Panel:
+def heatmap_panel(title: str, metric: str, selector: str, why: str) -> heatmap.Panel:
     """A histogram over time: each column is a moment, each cell how often something took so long."""
-    expr = f"sum by (le) (increase({metric}_bucket{{{selector}}}{RATE}))"
+    expr = f"sum by (le) (increase({metric}_bucket{{{selector}}}{RATE_INTERVAL}))"
     return (
         heatmap.Panel()
         .title(title)
         .description(why)
-        .datasource(SOURCE)
+        .datasource(DATASOURCE)
         .calculate(calculate=False)
         .color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Inferno").exponent(0.5).steps(64))
         .y_axis(heatmap.YAxisConfig().unit(units.Seconds))
@@ -224,11 +227,13 @@ def heat(title: str, metric: str, selector: str, why: str) -> heatmap.Panel:
     )
 
 
-UP = (("down", "red"), ("up", "green"), ("absent", "text"))
-MET = (("not met", "green"), ("soft", "orange"), ("hard", "red"))
+UP_STATES = (("down", "red"), ("up", "green"), ("absent", "text"))
+THRESHOLD_STATES = (("not met", "green"), ("soft", "orange"), ("hard", "red"))
 
 
-def states(title: str, why: str, query: Query, kinds: Sequence[tuple[str, str]] = UP) -> statetimeline.Panel:
+def state_panel(
+    title: str, why: str, query: Query, kinds: Sequence[tuple[str, str]] = UP_STATES
+) -> statetimeline.Panel:
     """What something is over time; `kinds` are text and colour of 0, 1, 2."""
     states = dashboard.ValueMap(
         options={str(i): dashboard.ValueMappingResult(text=text, color=color) for i, (text, color) in enumerate(kinds)}
@@ -237,7 +242,7 @@ def states(title: str, why: str, query: Query, kinds: Sequence[tuple[str, str]] 
         statetimeline.Panel()
         .title(title)
         .description(why)
-        .datasource(SOURCE)
+        .datasource(DATASOURCE)
         .mappings([states])
         .show_value(common.VisibilityMode.NEVER)
         .with_target(_target(query))
@@ -246,13 +251,13 @@ def states(title: str, why: str, query: Query, kinds: Sequence[tuple[str, str]] 
     )
 
 
-def ranking(title: str, unit: str, why: str, query: Query, marks: tuple[float, ...] = ()) -> bargauge.Panel:
+def bar_gauge_panel(title: str, unit: str, why: str, query: Query, marks: tuple[float, ...] = ()) -> bargauge.Panel:
     """A bar for each series as it is now, the longest first."""
     return (
         bargauge.Panel()
         .title(title)
         .description(why)
-        .datasource(SOURCE)
+        .datasource(DATASOURCE)
         .unit(unit)
         .min(0)
         .thresholds(_thresholds(marks))

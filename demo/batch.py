@@ -1,8 +1,6 @@
-"""The batch job: processes that compute checksums as fast as they are let, each counting what it has done.
-
-A unit of work is the SHA-256 of 64 KiB: pure CPU, no system call, no memory traffic beyond the L2 cache. With --file it is
-a MiB copied within memory of the process's own, of which each has more than a shared cache holds, and that is given back and
-asked for anew each time that all of it was used; and every fourth time a MiB of the file too, which the page cache holds.
+"""Runs the demo's batch job: processes that compute checksums, or stream memory, and count units of work.
+A unit is the SHA-256 of 64 KiB: pure CPU. With --file it is a MiB copied within memory that exceeds a shared cache,
+and every fourth time a MiB of the file, which the page cache holds.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from demo.counters import Counters
-from demo.process import supervise
+from demo.counters import SharedCounters
+from demo.launch import supervise
 
 UNIT_BYTES = 64 << 10
 MIB = 1 << 20
@@ -25,7 +23,7 @@ READ_EVERY = 4
 """Copies for each MiB that is read of the file."""
 
 
-def work(counters: Counters, index: int, idle: bool, file: Path | None = None) -> None:
+def work(counters: SharedCounters, index: int, idle: bool, file: Path | None = None) -> None:
     """Do units for ever; cell `index` says how many."""
     if idle:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -72,7 +70,7 @@ def main() -> int:
     parser.add_argument("--idle", action="store_true", help="run under SCHED_IDLE")
     parser.add_argument("--file", type=Path, help="work on memory and on this file, which is made")
     args = parser.parse_args()
-    counters = Counters(args.counters, args.burners)
+    counters = SharedCounters(args.counters, args.burners)
     if args.file is not None:
         fill(args.file)
     return supervise(args.burners, lambda index: work(counters, index, args.idle, args.file))

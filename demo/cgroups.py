@@ -1,7 +1,6 @@
-"""The demo's own cgroups: made in every controller that the agent may touch, and removed with nothing left behind.
-
-A lock on the directory says who runs: the kernel drops it with the process, however that ends. What is found without a
-lock is a killed demo's leftover and is made anew, unless somebody else's processes live in it.
+"""Creates the demo's cgroups in every controller that the agent may write, and removes them completely.
+A lock on the directory marks a running demo; the kernel drops it when the process ends. An unlocked leftover is
+created again, unless it holds processes of another program, which raises CgroupInUse.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from api.ports import Unavailable
+from api.interfaces import Unavailable
 
-CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids")
+V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids")
 """Of version 1; cpuacct is part of cpu in version 2."""
-KNOBS = (
+COMPARED_KNOBS = (
     "cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max",
     "cpuset.cpus", "cpuset.mems", "memory.limit_in_bytes", "memory.high", "memory.max", "pids.max",
 )  # fmt: skip
 """Files that an agent may change, of both versions; those that exist are compared before and after."""
 OWN_COMMANDS = (b"demo.online", b"demo.batch")
-EMPTY_WITHIN_S = 5.0
+EMPTY_TIMEOUT_S = 5.0
 
 
-class Occupied(Unavailable):
+class CgroupInUse(Unavailable):
     """The cgroups exist and somebody lives in them: unlike missing rights, nothing to work around."""
 
 
@@ -53,7 +52,7 @@ class DemoCgroups:
         left then.
         """
         pure_v2 = "cpu" not in v1
-        mounts = dict.fromkeys(v1[name] for name in CONTROLLERS if name in v1)
+        mounts = dict.fromkeys(v1[name] for name in V1_CONTROLLERS if name in v1)
         if v2 is not None:
             mounts = {v2: None, **mounts} if pure_v2 else {**mounts, v2: None}
         groups = cls(list(mounts), names)
@@ -105,7 +104,7 @@ class DemoCgroups:
             left = [directory for directory in self.directories(name) if directory.exists()]
             if not left:
                 continue
-            lock = _locked(left[0])
+            lock = _lock_directory(left[0])
             try:
                 self._evict_orphans(name)
                 for directory in left:
@@ -118,12 +117,14 @@ class DemoCgroups:
         for directory in (path for name in self.names for path in self.directories(name)):
             directory.mkdir()
             if self._lock is None:
-                self._lock = _locked(directory)
+                self._lock = _lock_directory(directory)
             _inherit_cpuset(directory)
         self._knobs = self._read_knobs()
 
     def _read_knobs(self) -> dict[Path, str]:
-        files = (directory / knob for name in self.names for directory in self.directories(name) for knob in KNOBS)
+        files = (
+            directory / knob for name in self.names for directory in self.directories(name) for knob in COMPARED_KNOBS
+        )
         return {file: file.read_text().strip() for file in files if file.exists()}
 
     def _evict_orphans(self, name: str) -> None:
@@ -132,7 +133,7 @@ class DemoCgroups:
             command = _command(pid)
             if command is not None and not any(own in command.split(b"\0") for own in OWN_COMMANDS):
                 shown = command.replace(b"\0", b" ").decode(errors="replace").strip()
-                raise Occupied(
+                raise CgroupInUse(
                     f"cgroup /{name} holds a process that is not the demo's: {pid} ({shown})",
                     f"move it elsewhere or end it; the demo needs /{name} for itself",
                 )
@@ -142,7 +143,7 @@ class DemoCgroups:
         self._wait_empty(name)
 
     def _wait_empty(self, name: str) -> None:
-        deadline = time.monotonic() + EMPTY_WITHIN_S
+        deadline = time.monotonic() + EMPTY_TIMEOUT_S
         while pids := _pids(self.procs(name)):
             if time.monotonic() > deadline:
                 raise Unavailable(f"processes {pids} do not leave cgroup /{name}", "end them and start again")
@@ -158,7 +159,7 @@ class DemoCgroups:
                 "delegate the cpu controller to this cgroup, or run where the whole tree is visible",
             )
         self._neighbours = _children(mount)
-        for controller in CONTROLLERS:
+        for controller in V1_CONTROLLERS:
             if controller in offered and controller not in control.read_text().split():
                 control.write_text(f"+{controller}")
                 self._enabled.append(controller)
@@ -195,7 +196,7 @@ class DemoCgroups:
             self._lock = None
 
 
-def _locked(directory: Path) -> int:
+def _lock_directory(directory: Path) -> int:
     """A descriptor that holds the lock of this directory, which still is where its path says; Occupied otherwise."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -205,7 +206,7 @@ def _locked(directory: Path) -> int:
     except (BlockingIOError, FileNotFoundError):
         pass  # somebody has it, or has just removed it: the same answer below
     os.close(descriptor)
-    raise Occupied(f"another demo is running in cgroup {directory}", "end that one first, or wait for it")
+    raise CgroupInUse(f"another demo is running in cgroup {directory}", "end that one first, or wait for it")
 
 
 def _inherit_cpuset(directory: Path) -> None:

@@ -1,9 +1,6 @@
-"""The outside world: an open-loop client that sends requests when they are due, never waiting for replies.
-
-Latency of a request = the kernel's receive timestamp of its reply minus the time it was due, so neither a slow service
-nor a late client hides anything (no coordinated omission). What is not answered within the timeout is counted as lost,
-and in the histogram with the age it had then. Under SCHED_FIFO, where permitted, the client does not queue behind the
-workloads it measures.
+"""Runs the demo's open-loop client: it sends requests when they are due and never waits for replies.
+Latency is the kernel's receive timestamp of the reply minus the due time, so coordinated omission is excluded. A
+request without a reply within the timeout counts as lost, with its age. The client uses SCHED_FIFO where permitted.
 """
 
 from __future__ import annotations
@@ -22,24 +19,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from demo.counters import CLIENT_CELLS, Cell, Counters, bucket_of
-from demo.online import deepen
-from demo.process import PR_SET_TIMERSLACK, STOP_SIGNALS, prctl
-from demo.schedule import Schedule, arrivals, parse
+from demo.counters import CLIENT_CELLS, ClientCell, SharedCounters, bucket_of
+from demo.launch import PR_SET_TIMERSLACK, STOP_SIGNALS, prctl
+from demo.online import deepen_receive_queue
+from demo.schedule import Schedule, arrivals, parse_schedule
 
 SO_TIMESTAMPNS = 35
 """The same number for the option and for the control message; Python does not name it."""
 NS_PER_S = 1_000_000_000
-SLICE_NS = 20_000_000
+MAX_SLEEP_NS = 20_000_000
 """Longest sleep, so that replies are counted and signals answered soon even when little is sent."""
-BATCH = 32
+SENDS_PER_DRAIN = 32
 """Requests sent between two looks at the replies: their timestamps are the kernel's, so they may wait."""
 
 
-class Client:
+class LoadClient:
     """One socket, what is outstanding on it, and the counters of what came of it."""
 
-    def __init__(self, port: int, counters: Counters, timeout_s: float, samples: array[int] | None = None) -> None:
+    def __init__(
+        self, port: int, counters: SharedCounters, timeout_s: float, samples: array[int] | None = None
+    ) -> None:
         self._counters = counters
         self._timeout_ns = int(timeout_s * NS_PER_S)
         self._samples = samples
@@ -47,7 +46,7 @@ class Client:
         self._sent = 0
         self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        deepen(self._sock)
+        deepen_receive_queue(self._sock)
         self._sock.connect(("127.0.0.1", port))
         self._sock.settimeout(0)
         self.stopped = False
@@ -60,33 +59,33 @@ class Client:
 
     def run(self, due: Iterator[float], duration_s: float | None) -> None:
         """Send as due until stopped or for `duration_s`, then wait for the replies to what is outstanding."""
-        start = self._counters[Cell.STARTED_NS] = time.time_ns()
+        start = self._counters[ClientCell.STARTED_NS] = time.time_ns()
         for due_s in due:
             if self.stopped or (duration_s is not None and due_s >= duration_s):
                 break
             due_ns = start + int(due_s * NS_PER_S)
             self._wait_until(due_ns)
             self._send(due_ns)
-            if self._sent % BATCH == 0:
+            if self._sent % SENDS_PER_DRAIN == 0:
                 self._drain()
         while self._outstanding and not self.stopped:
-            time.sleep(SLICE_NS / NS_PER_S)
+            time.sleep(MAX_SLEEP_NS / NS_PER_S)
             self._drain()
 
     def _wait_until(self, due_ns: int) -> None:
         while not self.stopped and (wait := due_ns - time.time_ns()) > 0:
-            if wait <= SLICE_NS:
+            if wait <= MAX_SLEEP_NS:
                 time.sleep(wait / NS_PER_S)
                 return
-            time.sleep(SLICE_NS / NS_PER_S)
+            time.sleep(MAX_SLEEP_NS / NS_PER_S)
             self._drain()
 
     def _send(self, due_ns: int) -> None:
         seq = self._sent = self._sent + 1
         self._outstanding[seq] = due_ns
         counters = self._counters
-        counters[Cell.LAG_NS] += max(0, time.time_ns() - due_ns)
-        counters[Cell.SENT] = seq
+        counters[ClientCell.LAG_NS] += max(0, time.time_ns() - due_ns)
+        counters[ClientCell.SENT] = seq
         try:
             self._sock.send(struct.pack("=Q", seq))
         except (BlockingIOError, ConnectionRefusedError):
@@ -102,9 +101,9 @@ class Client:
                 continue  # the kernel's note about an earlier send to a dead service
             due_ns = self._outstanding.pop(struct.unpack("=Q", reply)[0], None)
             if due_ns is None:
-                self._counters[Cell.LATE] += 1
+                self._counters[ClientCell.LATE] += 1
                 continue
-            self._counters[Cell.ANSWERED] += 1
+            self._counters[ClientCell.ANSWERED] += 1
             self._count(due_ns, max(0, received_ns(ancillary) - due_ns))
         self._give_up(time.time_ns())
 
@@ -114,12 +113,12 @@ class Client:
             if now_ns - due_ns < self._timeout_ns:
                 return
             del self._outstanding[seq]
-            self._counters[Cell.LOST] += 1
+            self._counters[ClientCell.LOST] += 1
             self._count(due_ns, now_ns - due_ns)
 
     def _count(self, due_ns: int, latency_ns: int) -> None:
         self._counters[bucket_of(latency_ns)] += 1
-        self._counters[Cell.SUM_NS] += latency_ns
+        self._counters[ClientCell.SUM_NS] += latency_ns
         if self._samples is not None:
             self._samples.extend((due_ns, latency_ns))
 
@@ -146,7 +145,9 @@ def go_realtime() -> bool:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="UDP port of the service on 127.0.0.1")
-    parser.add_argument("--schedule", type=parse, required=True, help='JSON: {"type": "constant", "rate": 800}')
+    parser.add_argument(
+        "--schedule", type=parse_schedule, required=True, help='JSON: {"type": "constant", "rate": 800}'
+    )
     parser.add_argument("--counters", type=Path, required=True, help="file of the histogram (demo.counters)")
     parser.add_argument(
         "--samples", type=Path, help="file for pairs of 64-bit (due, latency) in ns, written at the end"
@@ -161,13 +162,13 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     schedule: Schedule = args.schedule
-    counters = Counters(args.counters, CLIENT_CELLS)
+    counters = SharedCounters(args.counters, CLIENT_CELLS)
     samples = array("Q") if args.samples else None
-    client = Client(args.port, counters, args.timeout, samples)
+    client = LoadClient(args.port, counters, args.timeout, samples)
     for signum in STOP_SIGNALS:
         signal.signal(signum, client.stop)
-    counters[Cell.REALTIME] = int(go_realtime())
-    if not counters[Cell.REALTIME]:
+    counters[ClientCell.REALTIME] = int(go_realtime())
+    if not counters[ClientCell.REALTIME]:
         print("client: no SCHED_FIFO (needs CAP_SYS_NICE), latency includes the client's own wait", file=sys.stderr)
     gc.disable()
     client.run(arrivals(schedule, args.seed, args.warmup), args.duration)

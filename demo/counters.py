@@ -1,7 +1,6 @@
-"""Numbers that two processes share without a lock: one writer, any readers, a file of unsigned 64-bit cells.
-
-A cell is written by one process only, and an aligned 8-byte store is atomic on every machine that runs this, so a
-reader sees the old value or the new one and never a mixture. Two cells read together may be one request apart.
+"""Shares counters between two processes without a lock: one writer, many readers, a file of 64-bit cells.
+An aligned 8-byte store is atomic, so a reader sees the old or the new value. Also defines the latency buckets and
+quantiles.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ BUCKETS = len(BOUNDS_US) + 1
 """The last bucket has no upper bound."""
 
 
-class Cell(IntEnum):
+class ClientCell(IntEnum):
     """What the client counts behind its buckets; everything grows but STARTED_NS and REALTIME."""
 
     SUM_NS = BUCKETS
@@ -38,10 +37,10 @@ class Cell(IntEnum):
     """1 where the client runs under SCHED_FIFO."""
 
 
-CLIENT_CELLS = BUCKETS + len(Cell)
+CLIENT_CELLS = BUCKETS + len(ClientCell)
 
 
-class Counters:
+class SharedCounters:
     """`len` unsigned 64-bit cells backed by `path`; indexable like a list."""
 
     def __init__(self, path: Path, cells: int) -> None:

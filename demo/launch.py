@@ -1,25 +1,76 @@
-"""Become a program inside given cgroups, bound to the life of the process that asked for it.
-
-`python -m demo.launch PARENT SIGNAL PROCS PROGRAM ARG...`: PROCS are cgroup.procs files, separated by colons (maybe none).
-The process joins before execve, so not one instruction of the program runs, or is accounted for, outside.
+"""Starts processes inside given cgroups that never outlive their parent, and supervises forked workers.
+`python -m demo.launch PARENT SIGNAL PROCS PROGRAM ARG...` joins the cgroup.procs files before execve, so nothing of
+the program runs outside. The kernel sends PR_SET_PDEATHSIG when the parent's thread ends; it survives execve.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from demo.process import end_with_parent
+PR_SET_PDEATHSIG = 1
+PR_SET_TIMERSLACK = 29
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send us `signum` when `parent` ends; leave at once where it already has."""
+    prctl(PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def supervise(count: int, work: Callable[[int], None]) -> int:
+    """Fork `count` workers that call `work(index)`, for ever; SIGTERM ends them all. The exit code of this process.
+
+    A worker that ends by itself is a failure: the others are ended too and the code is 1.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
+    parent = os.getpid()
+    workers = [_fork(parent, index, work) for index in range(count)]
+    received = signal.sigwait({*STOP_SIGNALS, signal.SIGCHLD})
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    for pid in workers:
+        os.waitpid(pid, 0)
+    # Whoever ends all of a cgroup at once may reach a worker before us.
+    if received == signal.SIGCHLD and not signal.sigpending() & set(STOP_SIGNALS):
+        print("a worker ended by itself; ending the others", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _fork(parent: int, index: int, work: Callable[[int], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
+        end_with_parent(parent)
+        work(index)
+    except OSError as error:
+        print(f"worker {index}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(1)
+
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def launch(
+def launch_in_cgroups(
     argv: Sequence[str],
     *,
     procs: Sequence[Path] = (),
@@ -33,7 +84,7 @@ def launch(
     Call it from the main thread: the kernel watches the thread that forked, not the process.
     """
     joined = ":".join(str(path) for path in procs)
-    command = [*python("demo.launch"), str(os.getpid()), str(int(end_signal)), joined, *argv]
+    command = [*module_command("demo.launch"), str(os.getpid()), str(int(end_signal)), joined, *argv]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -45,7 +96,7 @@ def launch(
     )
 
 
-def python(module: str) -> list[str]:
+def module_command(module: str) -> list[str]:
     """The command that runs one of our modules, whatever directory it is started in."""
     return [sys.executable, "-P", "-m", module]
 

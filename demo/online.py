@@ -1,11 +1,6 @@
-"""The online service: worker processes that answer UDP requests, each costing a fixed amount of CPU time.
-
-A request is 8 bytes that the reply carries back. The cost is measured in the worker's own CPU time, so the service's CPU
-use is rate x (cost + a few tens of microseconds for the socket calls), whoever preempts it: a number that the agent's can
-be held against.
-
-With --pieces a request is a fixed amount of work instead: so many pieces copied from random places of a table that is larger
-than the caches of one core. Whoever takes the shared cache and the memory's bandwidth then makes each request dearer.
+"""Runs the demo's online service: workers that answer UDP requests, each costing a fixed CPU time.
+With --pieces a request copies pieces of a table larger than a core's caches, so cache and bandwidth pressure makes it
+more expensive.
 """
 
 from __future__ import annotations
@@ -18,26 +13,26 @@ import sys
 import time
 from collections.abc import Callable
 
-from demo.process import supervise
+from demo.launch import supervise
 
 REQUEST_BYTES = 8
 RECEIVE_BUFFER = 4 << 20
 """Room for about 5,000 waiting requests; the kernel grants less where net.core.rmem_max says so and we are not root."""
 SO_RCVBUFFORCE = 33
 TABLE_BYTES, PIECE_BYTES = 4 << 20, 1 << 10
-PLACES = 4096
+RANDOM_OFFSETS = 4096
 CALIBRATIONS, CALIBRATED_PIECES = 20, 8192
 
 
-def bind(port: int = 0) -> socket.socket:
+def bind_service(port: int = 0) -> socket.socket:
     """The service's socket on 127.0.0.1 (port 0: any free one), with the deepest queue that the kernel grants."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    deepen(sock)
+    deepen_receive_queue(sock)
     sock.bind(("127.0.0.1", port))
     return sock
 
 
-def deepen(sock: socket.socket) -> None:
+def deepen_receive_queue(sock: socket.socket) -> None:
     """Give a socket the deep receive queue: beyond net.core.rmem_max where we may, up to it where not."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER)
@@ -45,7 +40,7 @@ def deepen(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
 
-def spend(service_us: int) -> Callable[[], None]:
+def cpu_time_request(service_us: int) -> Callable[[], None]:
     """A request that costs so much CPU time."""
     cost_ns = service_us * 1000
 
@@ -57,17 +52,17 @@ def spend(service_us: int) -> Callable[[], None]:
     return request
 
 
-def look_up(table: mmap.mmap, pieces: int) -> Callable[[], None]:
+def memory_request(table: mmap.mmap, pieces: int) -> Callable[[], None]:
     """A request that copies so many pieces of the table, each time from where the one before it left off."""
     rng = random.Random(1)
-    places = [rng.randrange(0, TABLE_BYTES - PIECE_BYTES) for _ in range(PLACES)]
+    places = [rng.randrange(0, TABLE_BYTES - PIECE_BYTES) for _ in range(RANDOM_OFFSETS)]
     source, target = memoryview(table), memoryview(bytearray(PIECE_BYTES))
     at = 0
 
     def request() -> None:
         nonlocal at
         for number in range(at, at + pieces):
-            place = places[number % PLACES]
+            place = places[number % RANDOM_OFFSETS]
             target[:] = source[place : place + PIECE_BYTES]
         at += pieces
 
@@ -83,7 +78,7 @@ def make_table() -> mmap.mmap:
 
 def pieces_for(service_us: int) -> int:
     """How many pieces cost so much CPU time on this machine as it is now: by the median of some tries, so let it be quiet."""
-    request = look_up(make_table(), CALIBRATED_PIECES)
+    request = memory_request(make_table(), CALIBRATED_PIECES)
     costs = []
     for _ in range(CALIBRATIONS):
         began = time.thread_time_ns()
@@ -109,8 +104,8 @@ def main() -> int:
     parser.add_argument("--service-us", type=int, default=500, help="CPU time of one request")
     parser.add_argument("--pieces", type=int, help="copy so many pieces of a table instead, whatever that costs")
     args = parser.parse_args()
-    sock = bind(args.port) if args.fd is None else socket.socket(fileno=args.fd)
-    request = spend(args.service_us) if args.pieces is None else look_up(make_table(), args.pieces)
+    sock = bind_service(args.port) if args.fd is None else socket.socket(fileno=args.fd)
+    request = cpu_time_request(args.service_us) if args.pieces is None else memory_request(make_table(), args.pieces)
     return supervise(args.workers, lambda _: work(sock, request))
 
 

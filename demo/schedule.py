@@ -1,4 +1,4 @@
-"""How many requests a second there should be, as a function of time, and when each of them is due. Pure."""
+"""Defines request rates over time and the due times of requests. Deterministic for a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 
-class Constant(msgspec.Struct, frozen=True, kw_only=True, tag="constant"):
+class ConstantRate(msgspec.Struct, frozen=True, kw_only=True, tag="constant"):
     """The same rate for ever."""
 
     rate: float
@@ -26,7 +26,7 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True, tag="constant"):
         return ()
 
 
-class Wave(msgspec.Struct, frozen=True, kw_only=True, tag="wave"):
+class RateWave(msgspec.Struct, frozen=True, kw_only=True, tag="wave"):
     """A rate that rises from `low` to `high` and falls back within each period, with one sudden spike on the way down.
 
     The spike begins and ends within one request: nothing announces it.
@@ -69,7 +69,7 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True, tag="wave"):
         return tuple(self.spike_at_s + k * self.period_s for k in range(count))
 
 
-class Bursts(msgspec.Struct, frozen=True, kw_only=True, tag="bursts"):
+class RateBursts(msgspec.Struct, frozen=True, kw_only=True, tag="bursts"):
     """A rate that jumps from `low` to `high` and back, over and over: each burst begins and ends within one request."""
 
     low: float
@@ -109,14 +109,14 @@ class Bursts(msgspec.Struct, frozen=True, kw_only=True, tag="bursts"):
         return tuple(begin for begin in begins if 0 <= begin < until_s)
 
 
-LEAST_PART = 0.5
+MIN_PART = 0.5
 """Of the mean length of bursts, and of the gaps between them: none is shorter. The rest is exponential."""
 
 
-def bursts(low: float, high: float, *, period_s: float, count: int, on_share: float, seed: int) -> Bursts:
+def random_bursts(low: float, high: float, *, period_s: float, count: int, on_share: float, seed: int) -> RateBursts:
     """So many bursts a period, of random lengths and distances, that together last that share of it, whatever the seed."""
     rng = random.Random(seed)
-    drawn = [[LEAST_PART + (1 - LEAST_PART) * rng.expovariate(1) for _ in range(count)] for _ in range(2)]
+    drawn = [[MIN_PART + (1 - MIN_PART) * rng.expovariate(1) for _ in range(count)] for _ in range(2)]
     gaps, lengths = (
         [part / sum(parts) * share * period_s for part in parts]
         for parts, share in zip(drawn, (1 - on_share, on_share), strict=True)
@@ -125,10 +125,10 @@ def bursts(low: float, high: float, *, period_s: float, count: int, on_share: fl
     for gap, length in zip(gaps, lengths, strict=True):
         on.append((at + gap, min(at + gap + length, period_s)))
         at += gap + length
-    return Bursts(low=low, high=high, period_s=period_s, on=tuple(on))
+    return RateBursts(low=low, high=high, period_s=period_s, on=tuple(on))
 
 
-Schedule = Constant | Wave | Bursts
+Schedule = ConstantRate | RateWave | RateBursts
 
 
 def arrivals(schedule: Schedule, seed: int, anew_at_s: float = math.inf) -> Iterator[float]:
@@ -146,7 +146,7 @@ def arrivals(schedule: Schedule, seed: int, anew_at_s: float = math.inf) -> Iter
             yield t
 
 
-def parse(text: str) -> Schedule:
+def parse_schedule(text: str) -> Schedule:
     """A schedule from its JSON form, for example `{"type": "constant", "rate": 800}`; ValueError names the field."""
     decoded: Schedule = msgspec.json.decode(text, type=Schedule)
     return decoded

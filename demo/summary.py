@@ -1,19 +1,76 @@
-"""What a demo run amounts to: the client's and the batch job's counters, told apart by phase, as lines for a person. Pure."""
+"""Summarizes a demo run: latency and batch throughput by phase, and CPU time that other processes used."""
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
-from demo.counters import BUCKETS, CLIENT_CELLS, Cell, quantile_ms
+from demo.counters import BUCKETS, CLIENT_CELLS, ClientCell, quantile_ms
 
-ALONE, BESIDE, SPIKE = "alone", "beside batch", "in spikes"
-PHASES = (ALONE, BESIDE, SPIKE)
-COUNTED = (Cell.ANSWERED, Cell.LOST)
+MENTION_RATIO = 0.1
+"""Of the node; less than that does not change the table's story."""
+TOO_BUSY_RATIO = 0.25
+"""Of the node; more than that is its story."""
+_BUSY = (0, 1, 2, 5, 6)
+"""user, nice, system, irq and softirq among the numbers of the first line of /proc/stat."""
 
 
-class Phase(msgspec.Struct, kw_only=True):
+def busy_cpu_s(stat: str) -> float:
+    """CPU seconds that the machine was busy since boot, by the text of /proc/stat."""
+    ticks = stat.split("\n", 1)[0].split()[1:]
+    return sum(int(ticks[place]) for place in _BUSY) / os.sysconf("SC_CLK_TCK")
+
+
+def own_cpu_s() -> float:
+    """CPU seconds of this process, and of all below it that have ended and were waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+class OtherCpuUse:
+    """What others use from when it is made until `cores` is asked for, when everything of ours has ended."""
+
+    def __init__(self, now_s: float, stat: Path = Path("/proc/stat")) -> None:
+        self._stat, self._began_s = stat, now_s
+        self._before_s = self._used_s()
+
+    def _used_s(self) -> float:
+        return busy_cpu_s(self._stat.read_text()) - own_cpu_s()
+
+    def cores(self, now_s: float) -> float:
+        """On average."""
+        seconds = now_s - self._began_s
+        return (self._used_s() - self._before_s) / seconds if seconds > 0 else 0.0
+
+
+def other_cpu_use_line(cores: float, cpus: int) -> str | None:
+    """One line for the summary; None where others used little."""
+    if cores <= MENTION_RATIO * cpus:
+        return None
+    used = f"{'others':<15}used {cores:.2f} of {cpus} cores on average"
+    return f"{used}: not all that the service waited is the batch job's doing"
+
+
+def busy_machine_warning(cores: float, cpus: int) -> str | None:
+    """What has to be known before the table is read; None where others left enough of the machine."""
+    if cores <= TOO_BUSY_RATIO * cpus:
+        return None
+    return (
+        f"! this machine was too busy for the numbers below to be the product's: others used {cores:.2f} of {cpus} cores "
+        "on average; end them and run it again"
+    )
+
+
+PHASE_ALONE, PHASE_WITH_BATCH, PHASE_SPIKE = "alone", "beside batch", "in spikes"
+PHASES = (PHASE_ALONE, PHASE_WITH_BATCH, PHASE_SPIKE)
+SUMMARY_CELLS = (ClientCell.ANSWERED, ClientCell.LOST)
+
+
+class PhaseCounters(msgspec.Struct, kw_only=True):
     """Everything counted while the run was in this phase."""
 
     seconds: float = 0.0
@@ -27,11 +84,11 @@ class Phase(msgspec.Struct, kw_only=True):
             self.client[index] += count
 
 
-class Tally:
+class PhaseTotals:
     """Splits cumulative counters into phases: each reading is charged to the phase named with it."""
 
     def __init__(self) -> None:
-        self.phases = {name: Phase() for name in PHASES}
+        self.phases = {name: PhaseCounters() for name in PHASES}
         self._before: tuple[float, list[int], int] | None = None
 
     def read(self, phase: str, now_s: float, client: list[int], units: int) -> None:
@@ -39,13 +96,13 @@ class Tally:
         if self._before is not None:
             then_s, old, old_units = self._before
             grown = [new - old for new, old in zip(client, old, strict=True)]
-            for fixed in (Cell.STARTED_NS, Cell.REALTIME):
+            for fixed in (ClientCell.STARTED_NS, ClientCell.REALTIME):
                 grown[fixed] = 0
             self.phases[phase].add(now_s - then_s, grown, units - old_units)
         self._before = now_s, client, units
 
 
-class Mean:
+class RunningMean:
     """A running mean of what was known."""
 
     def __init__(self) -> None:
@@ -60,21 +117,21 @@ class Mean:
         return self._sum / self._count if self._count else None
 
 
-COLUMNS = (
+SUMMARY_COLUMNS = (
     ("answered", 10), ("lost", 8), ("p50 ms", 9), ("p99 ms", 9), ("p99.9 ms", 10), ("batch units/s", 15),
 )  # fmt: skip
 
 
-def table(tally: Tally) -> Iterator[str]:
+def summary_table(tally: PhaseTotals) -> Iterator[str]:
     """One line per phase that had any time, below a head."""
-    yield _row("online service", [name for name, _ in COLUMNS])
+    yield _row("online service", [name for name, _ in SUMMARY_COLUMNS])
     for name, phase in tally.phases.items():
         if phase.seconds:
-            counts = [f"{phase.client[cell]:,}" for cell in COUNTED]
+            counts = [f"{phase.client[cell]:,}" for cell in SUMMARY_CELLS]
             quantiles = [quantile_ms(phase.client[:BUCKETS], q) for q in (0.5, 0.99, 0.999)]
             latencies = ["" if value is None else f"{value:.2f}" for value in quantiles]
             yield _row(name, [*counts, *latencies, f"{phase.units / phase.seconds:,.0f}"])
 
 
 def _row(head: str, cells: Sequence[str]) -> str:
-    return f"{head:<15}" + "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+    return f"{head:<15}" + "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, SUMMARY_COLUMNS, strict=True))

@@ -1,4 +1,7 @@
-"""The two workloads and the client that measures one of them, started and ended together; for the demo and the benches."""
+"""Starts and stops the online service, the batch job and the client, and serves their metrics on 127.0.0.1.
+The demo and the benches use it. The latency metric is a classic Prometheus histogram in seconds, from the buckets of
+demo/counters.py.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,79 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
 
-from demo.counters import CLIENT_CELLS, Counters
-from demo.launch import launch, python
-from demo.online import bind
-from demo.schedule import Schedule, Wave
+from demo.counters import BOUNDS_US, BUCKETS, CLIENT_CELLS, ClientCell, SharedCounters
+from demo.launch import launch_in_cgroups, module_command
+from demo.online import bind_service
+from demo.schedule import RateWave, Schedule
+
+LATENCY_METRIC = "demo_request_duration_seconds"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MICROSECONDS_PER_S = 1_000_000
+NS_PER_S = 1_000_000_000
+
+
+def demo_metrics_text(client: Sequence[int], units: int) -> str:
+    """The text format of one reading of the client's cells and of the batch job's units."""
+    return "\n".join(_lines(client, units)) + "\n"
+
+
+def _lines(client: Sequence[int], units: int) -> Iterator[str]:
+    yield f"# HELP {LATENCY_METRIC} Time from when a request was due to the arrival of its reply."
+    yield f"# TYPE {LATENCY_METRIC} histogram"
+    below = 0
+    for bound_us, count in zip((*BOUNDS_US, None), client[:BUCKETS], strict=True):
+        below += count
+        le = "+Inf" if bound_us is None else f"{bound_us / MICROSECONDS_PER_S:.7g}"
+        yield f'{LATENCY_METRIC}_bucket{{le="{le}"}} {below}'
+    yield f"{LATENCY_METRIC}_sum {client[ClientCell.SUM_NS] / NS_PER_S:.9f}"
+    yield f"{LATENCY_METRIC}_count {below}"
+    yield "# HELP demo_requests_lost_total Requests that got no reply within the timeout."
+    yield "# TYPE demo_requests_lost_total counter"
+    yield f"demo_requests_lost_total {client[ClientCell.LOST]}"
+    yield "# HELP demo_batch_units_total Units of work that the batch job has done."
+    yield "# TYPE demo_batch_units_total counter"
+    yield f"demo_batch_units_total {units}"
+
+
+class DemoMetricsServer:
+    """Serves the counters from threads of this process, until closed."""
+
+    def __init__(self, client: SharedCounters, batch: SharedCounters) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path != "/metrics":
+                    self.send_error(404, "only /metrics is here")
+                    return
+                body = demo_metrics_text(client.values(), sum(batch.values())).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+                """One line a second about being scraped helps nobody."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return self._server.server_port
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
 
 US_PER_S = 1_000_000
 SERVICE_US = 500
@@ -22,12 +89,12 @@ MAX_RATE = 4000.0
 """Requests a second that one client in Python sends without being late; larger nodes get dearer requests instead."""
 PEAK_SHARE = 0.6
 """Of all CPUs, at the highest load that the demo and the benches ask for."""
-BURNER_MIB = 16
+BURNER_REQUEST_MIB = 16
 """Memory that the batch job requests for each of its processes, several times what they use."""
-END_WITHIN_S = 5.0
+STOP_TIMEOUT_S = 5.0
 
 
-class Size(msgspec.Struct, frozen=True, kw_only=True):
+class WorkloadSize(msgspec.Struct, frozen=True, kw_only=True):
     """How large the workloads are."""
 
     cpus: int
@@ -40,36 +107,38 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
         return share * self.cpus * US_PER_S / self.service_us
 
 
-def size_for(cpus: int) -> Size:
+def size_for(cpus: int) -> WorkloadSize:
     """Workloads for a node of that many CPUs: twice as many burners as CPUs, four workers a CPU on small nodes."""
     service_us = max(SERVICE_US, round(PEAK_SHARE * cpus * US_PER_S / MAX_RATE))
-    return Size(cpus=cpus, service_us=service_us, workers=max(2 * cpus, min(4 * cpus, 32)), burners=2 * cpus)
+    return WorkloadSize(cpus=cpus, service_us=service_us, workers=max(2 * cpus, min(4 * cpus, 32)), burners=2 * cpus)
 
 
-def demo_wave(size: Size) -> Wave:
+def demo_wave(size: WorkloadSize) -> RateWave:
     """10 to 45 % of the node within 40 s, with 4 s at 60 % shortly after the load has fallen."""
-    return Wave(
+    return RateWave(
         low=size.rate(0.10), high=size.rate(0.45), period_s=40, spike=size.rate(PEAK_SHARE), spike_at_s=34, spike_s=4
     )
 
 
-def own_cpus() -> int:
+def allowed_cpu_count() -> int:
     """CPUs that this process may use: in a container not always all of the node's."""
     return len(os.sched_getaffinity(0))
 
 
-class Workloads:
+class DemoWorkloads:
     """Processes and the counters they write; `procs` are cgroup.procs files to join, none where there are no cgroups."""
 
-    def __init__(self, size: Size, directory: Path, online: Sequence[Path] = (), batch: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, size: WorkloadSize, directory: Path, online: Sequence[Path] = (), batch: Sequence[Path] = ()
+    ) -> None:
         self.size = size
         self._directory = directory
         self._procs = {"online": tuple(online), "batch": tuple(batch)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._socket: socket.socket | None = bind()
+        self._socket: socket.socket | None = bind_service()
         self.port: int = self._socket.getsockname()[1]
-        self.client = Counters(directory / "client.counters", CLIENT_CELLS)
-        self.batch = Counters(directory / "batch.counters", size.burners)
+        self.client = SharedCounters(directory / "client.counters", CLIENT_CELLS)
+        self.batch = SharedCounters(directory / "batch.counters", size.burners)
 
     def start_online(self, *, pieces: int | None = None) -> None:
         """Start the service on the socket bound here, so that no request finds nobody even while it starts.
@@ -80,17 +149,17 @@ class Workloads:
         fd = self._socket.fileno()
         sizes = ["--workers", str(self.size.workers), "--service-us", str(self.size.service_us)]
         sizes += ["--pieces", str(pieces)] if pieces is not None else []
-        command = [*python("demo.online"), "--fd", str(fd), *sizes]
-        self._processes["online"] = launch(command, procs=self._procs["online"], pass_fds=[fd])
+        command = [*module_command("demo.online"), "--fd", str(fd), *sizes]
+        self._processes["online"] = launch_in_cgroups(command, procs=self._procs["online"], pass_fds=[fd])
         self._socket.close()
         self._socket = None
 
     def start_batch(self, *, idle: bool = False, memory: bool = False) -> None:
         """Start the burners, under SCHED_IDLE if `idle`, on memory and page cache if `memory`."""
         where = ["--burners", str(self.size.burners), "--counters", str(self._directory / "batch.counters")]
-        command = [*python("demo.batch"), *where, *(["--idle"] if idle else [])]
+        command = [*module_command("demo.batch"), *where, *(["--idle"] if idle else [])]
         command += ["--file", str(self._directory / "batch.data")] if memory else []
-        self._processes["batch"] = launch(command, procs=self._procs["batch"])
+        self._processes["batch"] = launch_in_cgroups(command, procs=self._procs["batch"])
 
     def start_client(
         self,
@@ -102,13 +171,13 @@ class Workloads:
         warmup_s: float | None = None,
     ) -> None:
         """Start the load, in our own cgroup: the client stands for the outside world. After `warmup_s` seed counts anew."""
-        command = [*python("demo.client"), "--port", str(self.port), "--seed", str(seed)]
+        command = [*module_command("demo.client"), "--port", str(self.port), "--seed", str(seed)]
         command += ["--schedule", msgspec.json.encode(schedule).decode()]
         command += ["--counters", str(self._directory / "client.counters")]
         command += ["--duration", str(duration_s)] if duration_s is not None else []
         command += ["--warmup", str(warmup_s)] if warmup_s is not None else []
         command += ["--samples", str(samples)] if samples is not None else []
-        self._processes["client"] = launch(command)
+        self._processes["client"] = launch_in_cgroups(command)
 
     def process(self, name: str) -> subprocess.Popen[bytes]:
         """`online`, `batch` or `client`; KeyError where it was not started."""
@@ -126,7 +195,7 @@ class Workloads:
         """A sentence about a process that has ended although nobody asked it to."""
         for name, process in self._processes.items():
             if (code := process.poll()) is not None:
-                return f"the {name} process ended by itself with {_how(code)}"
+                return f"the {name} process ended by itself with {_exit_text(code)}"
         return None
 
     def has_ended(self, name: str) -> bool:
@@ -143,7 +212,7 @@ class Workloads:
             process.terminate()
         for process in self._processes.values():
             try:
-                process.wait(END_WITHIN_S)
+                process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -159,5 +228,5 @@ class Workloads:
         self.batch.close()
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,1 +1,1 @@
-"""What puts the product onto machines and clusters: scripts, and manifests that are made from the code."""
+"""Deployment artefacts: image, chart, and manifests generated from the code."""

@@ -1,8 +1,6 @@
-"""deploy/crds, made from the types in api/crds, and what is made from the chart: `python -m deploy.build [HELM]`.
-
-Tests keep both fresh. Without the program helm the kustomize base stays as it is.
-
-What `kubectl explain` says of a field is its docstring in the source, which only a reader of the source can see.
+"""Generates deploy/crds, the kustomize base and the table of chart values (`python -m deploy.build [HELM]`).
+Field descriptions are docstrings of the source. Without the helm program the kustomize base is left
+unchanged.
 """
 
 from __future__ import annotations
@@ -16,30 +14,29 @@ from pathlib import Path
 
 import msgspec
 
-import api.crds
-from api.crds.definition import definition
-from api.crds.kinds import KINDS, Kind
-from api.crds.meta import Part
-from api.crds.schema import Docs
+import api.katalyst
+from api.katalyst.crd_schema import FieldDocs, crd_manifest
+from api.katalyst.kinds import KATALYST_KINDS, KatalystKind
+from api.katalyst.meta import KatalystStruct
 from deploy import chart
 
-HERE = Path(__file__).parent
-HEAD = "# Made from api/crds by `python -m deploy.build`.\n"
+DEPLOY_DIR = Path(__file__).parent
+CRD_HEADER = "# Made from api/katalyst by `python -m deploy.build`.\n"
 
 
-def docstrings() -> Docs:
-    """The docstring of every field of every type in api/crds that has one."""
+def collect_field_docs() -> FieldDocs:
+    """The docstring of every field of every type in api/katalyst that has one."""
     found: dict[tuple[type, str], str] = {}
-    for module in pkgutil.iter_modules(api.crds.__path__, "api.crds."):
+    for module in pkgutil.iter_modules(api.katalyst.__path__, "api.katalyst."):
         loaded = importlib.import_module(module.name)
         for node in ast.parse(inspect.getsource(loaded)).body:
             cls = getattr(loaded, node.name) if isinstance(node, ast.ClassDef) else None
-            if isinstance(node, ast.ClassDef) and isinstance(cls, type) and issubclass(cls, Part):
-                found |= {(cls, field): text for field, text in _of_fields(node).items()}
+            if isinstance(node, ast.ClassDef) and isinstance(cls, type) and issubclass(cls, KatalystStruct):
+                found |= {(cls, field): text for field, text in _field_docstrings(node).items()}
     return found
 
 
-def _of_fields(node: ast.ClassDef) -> dict[str, str]:
+def _field_docstrings(node: ast.ClassDef) -> dict[str, str]:
     """By field: text that stands alone right behind it."""
     found = {}
     for field, behind in zip(node.body, node.body[1:], strict=False):
@@ -49,19 +46,19 @@ def _of_fields(node: ast.ClassDef) -> dict[str, str]:
     return found
 
 
-def path_of(kind: Kind) -> Path:
-    return HERE / "crds" / f"{kind.group}_{kind.plural}.yaml"
+def crd_path(kind: KatalystKind) -> Path:
+    return DEPLOY_DIR / "crds" / f"{kind.group}_{kind.plural}.yaml"
 
 
-def text_of(kind: Kind, docs: Docs) -> str:
-    return HEAD + msgspec.yaml.encode(definition(kind, docs)).decode()
+def crd_text(kind: KatalystKind, docs: FieldDocs) -> str:
+    return CRD_HEADER + msgspec.yaml.encode(crd_manifest(kind, docs)).decode()
 
 
 if __name__ == "__main__":
-    said = docstrings()
-    for made in KINDS:
-        path_of(made).write_text(text_of(made, said))
-    values = (chart.CHART / "values.yaml").read_text()
-    chart.DOCUMENT.write_text(chart.documented(chart.DOCUMENT.read_text(), values))
+    said = collect_field_docs()
+    for made in KATALYST_KINDS:
+        crd_path(made).write_text(crd_text(made, said))
+    values = (chart.CHART_DIR / "values.yaml").read_text()
+    chart.INSTALL_DOCUMENT.write_text(chart.insert_values_table(chart.INSTALL_DOCUMENT.read_text(), values))
     for helm in sys.argv[1:]:
-        chart.BASE.write_text(chart.base(helm))
+        chart.KUSTOMIZE_BASE.write_text(chart.render_base(helm))

@@ -1,4 +1,4 @@
-"""What is made from the chart: the kustomize base, by helm, and the table of values in docs/install.md, by its comments."""
+"""Renders the kustomize base from the Helm chart, and the table of chart values in docs/install.md."""
 
 from __future__ import annotations
 
@@ -7,27 +7,35 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-HERE = Path(__file__).parent
-CHART = HERE / "helm/dioptase"
-BASE = HERE / "kustomize/dioptase.yaml"
-DOCUMENT = HERE.parent / "docs/install.md"
-KUBERNETES = "1.33.0"
+DEPLOY_DIR = Path(__file__).parent
+CHART_DIR = DEPLOY_DIR / "helm/dioptase"
+KUSTOMIZE_BASE = DEPLOY_DIR / "kustomize/dioptase.yaml"
+INSTALL_DOCUMENT = DEPLOY_DIR.parent / "docs/install.md"
+KUBE_VERSION = "1.33.0"
 """For which the base is made; what is older needs another right at kubelets (`agent.kubelet.right`)."""
-NAMESPACE, SECRET = "dioptase", "dioptase-tls"
-HEAD = "# Made from deploy/helm/dioptase by `python -m deploy.build HELM`.\n"
+NAMESPACE, TLS_SECRET = "dioptase", "dioptase-tls"
+BASE_HEADER = "# Made from deploy/helm/dioptase by `python -m deploy.build HELM`.\n"
 BEGIN, END = "<!-- values -->\n", "<!-- end of values -->\n"
 _LINE = re.compile(r"(?P<indent> *)(?P<name>[A-Za-z]+):(?: (?P<value>.+))?")
 
 
-def base(helm: str) -> str:
+def render_base(helm: str) -> str:
     """The chart with its own values as manifests, but for the certificate, which helm makes and kustomize cannot."""
-    said = ["--namespace", NAMESPACE, "--kube-version", KUBERNETES, "--no-hooks", "--set", f"tls.secretName={SECRET}"]
-    command = [helm, "template", "dioptase", str(CHART), *said]
+    said = [
+        "--namespace",
+        NAMESPACE,
+        "--kube-version",
+        KUBE_VERSION,
+        "--no-hooks",
+        "--set",
+        f"tls.secretName={TLS_SECRET}",
+    ]
+    command = [helm, "template", "dioptase", str(CHART_DIR), *said]
     made = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return HEAD + made
+    return BASE_HEADER + made
 
 
-def rows(text: str) -> Iterator[tuple[str, str, str]]:
+def values_rows(text: str) -> Iterator[tuple[str, str, str]]:
     """Of a values file: path, default and meaning of everything that has a comment right above it. Raises ValueError for a
     value that has none."""
     path: list[str] = []
@@ -54,18 +62,18 @@ def rows(text: str) -> Iterator[tuple[str, str, str]]:
             comment = []
 
 
-def table(text: str) -> str:
+def values_table(text: str) -> str:
     """The same in Markdown."""
-    lines = [f"| `{path}` | {_shown(value)} | {meaning} |" for path, value, meaning in rows(text)]
+    lines = [f"| `{path}` | {_value_cell(value)} | {meaning} |" for path, value, meaning in values_rows(text)]
     return "\n".join(["| value | unless set | meaning |", "|---|---|---|", *lines]) + "\n"
 
 
-def documented(document: str, text: str) -> str:
+def insert_values_table(document: str, text: str) -> str:
     """The document with the table of these values between its two marks."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{table(text)}{END}{after}"
+    return f"{before}{BEGIN}{values_table(text)}{END}{after}"
 
 
-def _shown(value: str) -> str:
+def _value_cell(value: str) -> str:
     return "" if value in ('""', "[]", "{}") else f"`{value}`" if value != "below" else "see the file"

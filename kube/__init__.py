@@ -1,5 +1,4 @@
-"""A thin client of the Kubernetes API server: credentials, requests, watches, an in-memory copy, work queues and leases.
-
-It knows no kind of ours: callers bring a `Resource` with the struct that its objects are decoded into, and pay for the
-fields that they name. docs/adr/0005-own-client.md says why this is not the official client.
+"""Light client of the Kubernetes API server: requests, watches, informers, work queues and leader election.
+It knows no kind of this program: callers pass a ResourceType with the struct that objects are decoded into.
+docs/adr/0005-own-client.md explains why the official client is not used here.
 """

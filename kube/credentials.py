@@ -1,4 +1,6 @@
-"""Who we are to the API server, as TLS and a token, read anew while the files behind them rotate."""
+"""TLS context and bearer token for the API server, reloaded when the files behind them rotate.
+A replacement that cannot be read leaves the previous credentials in force.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,17 @@ from tempfile import mkstemp
 
 import msgspec
 
-from api.ports import Unavailable
+from api.interfaces import Unavailable
 
-FOLLOW_S = 30.0
+FILE_CHECK_INTERVAL_S = 30.0
 """How often files are looked at. A projected token is replaced when a fifth of its life is left, many minutes at least."""
-ASK_AGAIN_S = 5.0
+LOGIN_RETRY_S = 5.0
 """Credentials that were refused sooner after they were given are no good, and asking again would give the same."""
-LARGEST_BYTES = 1 << 20
-Stamp = tuple[tuple[int, int, int], ...]
+MAX_CREDENTIAL_BYTES = 1 << 20
+FileStamps = tuple[tuple[int, int, int], ...]
 
 
-class Material(msgspec.Struct, frozen=True, kw_only=True):
+class CredentialData(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that are known, or a file of them that may be replaced. `field` names where that was said."""
 
     data: bytes = b""
@@ -35,11 +37,11 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
             return self.data
         try:
             with self.path.open("rb") as file:
-                content = file.read(LARGEST_BYTES + 1)
+                content = file.read(MAX_CREDENTIAL_BYTES + 1)
         except OSError as error:
             raise Unavailable(f"{self.named()}: cannot be read: {error.strerror}", "name a file that can") from error
-        if not content.strip() or len(content) > LARGEST_BYTES:
-            what = f"has more than {LARGEST_BYTES} bytes" if content.strip() else "is empty"
+        if not content.strip() or len(content) > MAX_CREDENTIAL_BYTES:
+            what = f"has more than {MAX_CREDENTIAL_BYTES} bytes" if content.strip() else "is empty"
             raise Unavailable(f"{self.named()}: {what}", "name another file, or wait until it is written")
         return content
 
@@ -48,31 +50,31 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
         return ": ".join(part for part in (self.field, str(self.path or "")) if part)
 
 
-class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+class ApiCredentials(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is told of us, and what we want to see of it."""
 
-    authority: Material | None = None
+    authority: CredentialData | None = None
     """None trusts what the system trusts."""
-    certificate: Material | None = None
-    key: Material | None = None
+    certificate: CredentialData | None = None
+    key: CredentialData | None = None
     """Of the certificate; there are both or none."""
-    token: Material | None = None
+    token: CredentialData | None = None
     verify: bool = True
     server_name: str = ""
     """That its certificate must have, where it is not the address's."""
 
 
-class Granted(msgspec.Struct, frozen=True, kw_only=True):
+class IssuedCredentials(msgspec.Struct, frozen=True, kw_only=True):
     """What a program that logs in gave: a token, a certificate with its key, or both."""
 
-    token: Material | None = None
-    certificate: Material | None = None
-    key: Material | None = None
-    until_wall_s: float | None = None
+    token: CredentialData | None = None
+    certificate: CredentialData | None = None
+    key: CredentialData | None = None
+    expires_wall_s: float | None = None
     """CLOCK_REALTIME when it ends; None until the API server refuses it."""
 
 
-class Access:
+class ApiAccess:
     """One API server and the credentials for it. Files are followed; a bad new one leaves the last good one in force.
 
     Where `login` is given, it is asked for credentials before the first request, and again when they end or are refused.
@@ -81,18 +83,18 @@ class Access:
     def __init__(
         self,
         server: str,
-        credentials: Credentials,
+        credentials: ApiCredentials,
         namespace: str = "default",
         clock: Callable[[], float] = time.monotonic,
         *,
-        login: Callable[[], Granted] | None = None,
+        login: Callable[[], IssuedCredentials] | None = None,
     ) -> None:
         self.server, self.namespace, self._parts, self._clock = server, namespace, credentials, clock
-        self._login, self._granted = login, Granted()
+        self._login, self._granted = login, IssuedCredentials()
         self._granted_at: float | None = None
         self._context: ssl.SSLContext | None = None
         self._token = ""
-        self._seen: dict[str, Stamp] = {}
+        self._seen: dict[str, FileStamps] = {}
         self._look_at: dict[str, float] = {}
 
     @property
@@ -111,7 +113,7 @@ class Access:
         parts = [part for part in (self._parts.authority, self._parts.certificate, self._parts.key) if part]
         if self._changed("tls", parts):
             try:
-                self._context = _context(self._parts)
+                self._context = _tls_context(self._parts)
             except Unavailable:
                 if self._context is None:
                     self._forget("tls")
@@ -126,7 +128,7 @@ class Access:
             return ""
         if self._changed("token", [part]):
             try:
-                self._token = _plain(part)
+                self._token = _read_token(part)
             except Unavailable:
                 if not self._token:
                     self._forget("token")
@@ -137,13 +139,13 @@ class Access:
         """The server did not know us: look at the files before the next request, whenever that is."""
         self._look_at.clear()
         # Of many requests that were refused at once, the first has the program asked.
-        if self._granted_at is not None and self._clock() >= self._granted_at + ASK_AGAIN_S:
+        if self._granted_at is not None and self._clock() >= self._granted_at + LOGIN_RETRY_S:
             self._granted_at = None
 
     def _log_in(self) -> None:
         if self._login is None:
             return
-        ends = self._granted.until_wall_s
+        ends = self._granted.expires_wall_s
         if self._granted_at is not None and (ends is None or time.time() < ends):
             return
         given = self._login()
@@ -154,13 +156,13 @@ class Access:
         self._seen.clear()
         self._look_at.clear()
 
-    def _changed(self, what: str, parts: list[Material]) -> bool:
+    def _changed(self, what: str, parts: list[CredentialData]) -> bool:
         # First the clock, so that a request costs no system calls.
         now = self._clock()
         if now < self._look_at.get(what, -1.0):
             return False
-        self._look_at[what] = now + FOLLOW_S
-        stamp = tuple(_stamp(part.path) for part in parts)
+        self._look_at[what] = now + FILE_CHECK_INTERVAL_S
+        stamp = tuple(_file_stamp(part.path) for part in parts)
         if self._seen.get(what) == stamp:
             return False
         self._seen[what] = stamp
@@ -171,7 +173,7 @@ class Access:
         self._look_at.pop(what, None)
 
 
-def _context(parts: Credentials) -> ssl.SSLContext:
+def _tls_context(parts: ApiCredentials) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not parts.verify:
@@ -186,7 +188,7 @@ def _context(parts: Credentials) -> ssl.SSLContext:
             raise Unavailable(f"{parts.authority.named()}: has no certificates", "write PEM certificates") from error
     if parts.certificate is not None and parts.key is not None:
         certificate, key = parts.certificate.read(), parts.key.read()
-        with _held(certificate) as one, _held(key) as other:
+        with _temporary_path(certificate) as one, _temporary_path(key) as other:
             try:
                 # The callback keeps OpenSSL from asking for the password of an encrypted key on the terminal.
                 context.load_cert_chain(one, other, password=lambda: "")
@@ -200,7 +202,7 @@ def _context(parts: Credentials) -> ssl.SSLContext:
 
 
 @contextmanager
-def _held(content: bytes) -> Iterator[str]:
+def _temporary_path(content: bytes) -> Iterator[str]:
     """A path to these bytes, for as long as it takes: OpenSSL takes certificates by path alone, and a key belongs to nobody
     else. It is on no disk where the system has files in memory, and only Linux does."""
     if hasattr(os, "memfd_create"):
@@ -211,12 +213,12 @@ def _held(content: bytes) -> Iterator[str]:
         finally:
             os.close(fd)
     else:
-        with on_disk(content) as path:
+        with temporary_pem_file(content) as path:
             yield path
 
 
 @contextmanager
-def on_disk(content: bytes) -> Iterator[str]:
+def temporary_pem_file(content: bytes) -> Iterator[str]:
     """The same in a file that only its owner may read, and that is gone afterwards."""
     fd, path = mkstemp(suffix=".pem")
     try:
@@ -227,7 +229,7 @@ def on_disk(content: bytes) -> Iterator[str]:
         Path(path).unlink()
 
 
-def _plain(part: Material) -> str:
+def _read_token(part: CredentialData) -> str:
     try:
         token = part.read().decode("ascii").strip()
     except UnicodeDecodeError:
@@ -237,7 +239,7 @@ def _plain(part: Material) -> str:
     return token
 
 
-def _stamp(path: Path | None) -> tuple[int, int, int]:
+def _file_stamp(path: Path | None) -> tuple[int, int, int]:
     if path is None:
         return (0, 0, 0)
     try:

@@ -1,4 +1,6 @@
-"""What can go wrong between this process and the API server: it said no, or it was not there."""
+"""Errors of the API client: refusal (ApiError), no answer (ApiUnreachable), or an invalid response.
+After ApiUnreachable it is unknown whether a write was carried out.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-_MANAGER = re.compile(r'conflict with "([^"]{1,128})"')
-_CONFLICT = "FieldManagerConflict"
-_SHOWN = 500
+_CONFLICTING_MANAGER = re.compile(r'conflict with "([^"]{1,128})"')
+_CONFLICT_REASON = "FieldManagerConflict"
+_MAX_SHOWN_LETTERS = 500
 """Letters of an answer that is no Status: a proxy's page, or text."""
 
 
@@ -33,7 +35,7 @@ class _Status(msgspec.Struct, frozen=True):
     details: _Details | None = None
 
 
-class Claim(NamedTuple):
+class FieldConflict(NamedTuple):
     """Somebody else's field that an apply would change."""
 
     manager: str
@@ -51,7 +53,7 @@ class ApiError(Exception):
         """Of the object that is meant, where the API server says it."""
         self.causes: tuple[str, ...] = ()
         """Reasons of the parts, such as `DisruptionBudget`."""
-        self.claims: tuple[Claim, ...] = ()
+        self.claims: tuple[FieldConflict, ...] = ()
         """Of an apply that takes nothing over: what it would have had to."""
 
     @property
@@ -61,7 +63,7 @@ class ApiError(Exception):
         return self.status == 404 and self.reason == "NotFound" and bool(self.name)
 
     @property
-    def unserved(self) -> bool:
+    def path_not_served(self) -> bool:
         """Nobody serves that path here: the kind's definition may not be installed, or who answers is no API server."""
         return self.status == 404 and not self.missing
 
@@ -76,33 +78,33 @@ class ApiError(Exception):
         return self.status == 410 or self.reason in ("Expired", "Gone")
 
 
-class Unreachable(Exception):
+class ApiUnreachable(Exception):
     """No answer, or half of one: nobody knows whether a write was carried out."""
 
 
-class Garbage(Unreachable):
+class InvalidResponse(ApiUnreachable):
     """What came is no answer of an API server: a proxy's page, or a line without end."""
 
 
-def refusal(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> ApiError:
+def parse_api_error(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> ApiError:
     """The error that an answer means. Never raises, whatever the body is."""
     try:
         said = msgspec.json.decode(body, type=_Status)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        said = _Status(message=" ".join(body[:_SHOWN].decode(errors="replace").split()))
+        said = _Status(message=" ".join(body[:_MAX_SHOWN_LETTERS].decode(errors="replace").split()))
     details = said.details or _Details()
-    wait_s = _seconds((headers or {}).get("Retry-After", ""))
+    wait_s = _retry_after_s((headers or {}).get("Retry-After", ""))
     wait_s = details.retry_after_seconds if wait_s is None else wait_s
     error = ApiError(said.code or status, said.reason, said.message or "no reason given", retry_after_s=wait_s)
     error.name = details.name
     error.causes = tuple(cause.reason for cause in details.causes)
     error.claims = tuple(
-        Claim(found[1] if (found := _MANAGER.search(cause.message)) else "somebody", cause.field)
+        FieldConflict(found[1] if (found := _CONFLICTING_MANAGER.search(cause.message)) else "somebody", cause.field)
         for cause in details.causes
-        if cause.reason == _CONFLICT
+        if cause.reason == _CONFLICT_REASON
     )
     return error
 
 
-def _seconds(text: str) -> float | None:
+def _retry_after_s(text: str) -> float | None:
     return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else None

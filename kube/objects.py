@@ -1,19 +1,20 @@
-"""Where objects of the API server are found, and what all of them have in common."""
+"""Resource types, metadata and keys of API objects, and RFC 3339 timestamps. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 _GROUP_OR_PLURAL = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-_LONGEST_NAME = 253
+_MAX_NAME_LETTERS = 253
 
 
-class Named(Protocol):
+class NamedMetadata(Protocol):
     """What every object's metadata tells the client; None is as good as empty."""
 
     @property
@@ -26,14 +27,14 @@ class Named(Protocol):
     def resource_version(self) -> str | None: ...
 
 
-class Object(Protocol):
+class KubeObject(Protocol):
     """Whatever the API server keeps; any struct with `metadata` is one."""
 
     @property
-    def metadata(self) -> Named: ...
+    def metadata(self) -> NamedMetadata: ...
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class KubeOwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """A reference to the object that this one is deleted with."""
 
     api_version: str
@@ -44,7 +45,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     block_owner_deletion: bool = False
 
 
-class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class KubeMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The metadata that readers look at; the API server keeps more."""
 
     name: str = ""
@@ -61,26 +62,26 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     finalizers: tuple[str, ...] = ()
-    owner_references: tuple[Owner, ...] = ()
+    owner_references: tuple[KubeOwnerReference, ...] = ()
 
 
-class Bare(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class PartialObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """An object of which only the metadata is wanted."""
 
-    metadata: Meta = Meta()
+    metadata: KubeMetadata = KubeMetadata()
 
 
-class Dynamic(Bare, frozen=True, kw_only=True):
+class UnstructuredObject(PartialObjectMetadata, frozen=True, kw_only=True):
     """An object of a kind that is known only when the program runs."""
 
     spec: Mapping[str, Any] = {}
     status: Mapping[str, Any] = {}
 
 
-T = TypeVar("T", bound=Object)
+T = TypeVar("T", bound=KubeObject)
 
 
-class Resource(msgspec.Struct, Generic[T], frozen=True):
+class ResourceType(msgspec.Struct, Generic[T], frozen=True):
     """One kind of objects: its place in the API, and the struct that its objects are decoded into."""
 
     group: str
@@ -108,7 +109,7 @@ class Resource(msgspec.Struct, Generic[T], frozen=True):
                     f"{what}: {text!r:.80} is none; write it in lower case, as `kubectl api-resources` does"
                 )
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        within = f"/namespaces/{_segment(namespace, 'namespace')}" if namespace else ""
+        within = f"/namespaces/{_path_segment(namespace, 'namespace')}" if namespace else ""
         return f"{root}{within}/{self.plural}"
 
     def path(self, key: str, subresource: str = "") -> str:
@@ -118,16 +119,32 @@ class Resource(msgspec.Struct, Generic[T], frozen=True):
             wanted = "namespace/name" if self.namespaced else "a name without namespace"
             raise ValueError(f"{self.plural}: {key!r:.80} is no key of one; write {wanted}")
         tail = f"/{subresource}" if subresource else ""
-        return f"{self.collection(namespace)}/{_segment(name, 'name')}{tail}"
+        return f"{self.collection(namespace)}/{_path_segment(name, 'name')}{tail}"
 
 
-def key_of(metadata: Named) -> str:
+def key_of(metadata: NamedMetadata) -> str:
     """`namespace/name`, or the name alone where there is no namespace."""
     return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name or ""
 
 
-def _segment(text: str, what: str) -> str:
+def _path_segment(text: str, what: str) -> str:
     # What the API server itself refuses as a name: it would be another path.
-    if not text or text in (".", "..") or "/" in text or "%" in text or len(text) > _LONGEST_NAME:
+    if not text or text in (".", "..") or "/" in text or "%" in text or len(text) > _MAX_NAME_LETTERS:
         raise ValueError(f"{what}: {text!r:.80} cannot be part of a path")
     return quote(text, safe="")
+
+
+def parse_timestamp(text: str) -> float:
+    """Seconds since the epoch. Raises ValueError for what is no RFC 3339 time with a zone."""
+    try:
+        parsed = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r:.60} is no time such as 2026-01-31T09:30:00Z") from None
+    if parsed.tzinfo is None:
+        raise ValueError(f"{text!r:.60} has no time zone; end it with Z")
+    return parsed.timestamp()
+
+
+def format_timestamp(at_s: float, *, micro: bool = False) -> str:
+    """Seconds since the epoch as RFC 3339; `micro` as leases have it."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")

@@ -1,18 +1,8 @@
-"""Block I/O per cgroup and device: how long requests took from their issue to the driver until completion, and their bytes.
-
-What the numbers mean: requests, as the device gets them, not calls: one read(2) of a megabyte is several, and neighbouring
-writes may become one. Time in the I/O scheduler before the issue is not included: it is the kernel's, and PSI shows it. Bytes
-are those that arrived without error, of reads and writes alone; discards and flushes are not requests of data. The device
-is the whole disk, as in io.stat. Where the io controller is in the cpu controller's hierarchy (version 2), a request
-belongs to the cgroup that the kernel charges, so writeback of dirty pages belongs to whoever dirtied them; with io not
-enabled for a cgroup, to its nearest ancestor that has it. Otherwise (version 1) it belongs to the cgroup of the task that
-submitted it: reads, direct and synchronous writes of a program are its own, and what kernel threads write back later is
-the root's, as it is in version 1's own accounting.
-
-What it cannot see: file systems without a block device (NFS, tmpfs, overlay on them), requests of drivers that bypass the
-block layer's requests (such as device mapper's own, whose lower device is seen), zone appends, and requests that were under
-way when the probe was opened. Not more than 2,048 pairs of cgroup and device are counted, and not more than 8,192
-requests at one time; what found no room is a problem that is shown.
+"""Measures block I/O requests per cgroup and device: time from issue to completion, and bytes.
+Time in the I/O scheduler before the issue is not included. On version 2 a request belongs to the cgroup that the
+kernel charges, on version 1 to the cgroup of the submitting task. File systems without a block device are not seen.
+At most 2,048 pairs of cgroup and device and 8,192 requests in flight are counted; what does not fit is a reported
+problem.
 """
 
 from __future__ import annotations
@@ -22,26 +12,26 @@ from pathlib import Path
 
 import numpy as np
 
-from api.facts import BlockIo, Durations
-from api.histograms import SLOTS
-from api.ports import Seen, Unavailable
-from probes import fields
+from api.histogram import SLOT_COUNT
+from api.interfaces import ProbeReading, Unavailable
+from api.measurements import BlockIo, Durations
+from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.groups import Absentees
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.losses import Losses
-from probes.maps import Map, possible_cpus, total
+from probes.cgroup_table import RemovedCgroupTracker
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.lost_events import LostEventCounter
+from probes.maps import BpfMap, possible_cpus, sum_over_cpus
 
 FORMS = ("tp_btf", "raw_tp")
 """In order of preference."""
-PAIRS, REQUESTS = 2048, 8192
+MAX_CGROUP_DEVICES, MAX_REQUESTS = 2048, 8192
 """Elements of the maps: 1.1 and 0.7 MiB."""
-_FULL, _UNKNOWN = 0, 3
+_LOST_FULL, _LOST_REQUEST = 0, 3
 """Reasons of common.bpf.h: no room for a pair, no room for a request."""
-_COUNTERS = 2 + SLOTS
+_COUNTERS = 2 + SLOT_COUNT
 """Of one direction: sum, bytes and the histogram."""
 _FIELDS = {
-    **fields.GROUP,
+    **kernel_fields.TASK_GROUP_FIELDS,
     "CGROUP_ROOT": [("cgroup", "root", 8)],
     "RQ_QUEUE": [("request", "q", 8)],
     "RQ_FLAGS": [("request", "cmd_flags", 4)],
@@ -60,7 +50,7 @@ _OPTIONAL = {
     "BLKCG_CGROUP": [("blkcg", "css.cgroup", 8)],
 }
 _REQUEST = ("struct request *",)
-_KNOWN = (((), "u8"), ((), "s32"), (("struct request_queue *",), "s32"))
+_ARGUMENT_VARIANTS = (((), "u8"), ((), "s32"), (("struct request_queue *",), "s32"))
 """What kernels pass: before the request on its way to the driver, its queue until a54895fa057c (Linux 5.11); behind it on the
 way back, how it went, an errno until Linux 5.16."""
 
@@ -81,24 +71,24 @@ def _form(name: str, before: Sequence[str], status: str, *, typed: bool) -> Form
     )
 
 
-_FORMS = {name: [_form(name, *known, typed=name == "tp_btf") for known in _KNOWN] for name in FORMS}
+_FORMS = {name: [_form(name, *known, typed=name == "tp_btf") for known in _ARGUMENT_VARIANTS] for name in FORMS}
 
 
 class BlockIoProbe:
-    """The running probe: a Probe (`api.ports`)."""
+    """The running probe: a Probe (`api.interfaces`)."""
 
     name = "blockio"
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self.form = loaded.form
-        self._pairs: Map | None = Map(*loaded.maps["blockio"], possible_cpus())
-        self._lost = Map(*loaded.maps["lost"], possible_cpus())
+        self._pairs: BpfMap | None = BpfMap(*loaded.maps["blockio"], possible_cpus())
+        self._lost = BpfMap(*loaded.maps["lost"], possible_cpus())
         self._decoded: dict[tuple[int, int], tuple[list[int], BlockIo]] = {}
-        self._absentees = Absentees()
-        self._without_pair, self._without_room = Losses(), Losses()
+        self._absentees = RemovedCgroupTracker()
+        self._without_pair, self._without_room = LostEventCounter(), LostEventCounter()
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         """Requests by cgroup id and device since the probe was opened. Raises Unavailable once closed."""
         if self._pairs is None:
             raise Unavailable("the probe blockio is closed", "open it again")
@@ -106,23 +96,23 @@ class BlockIoProbe:
             keys, values = self._pairs.items()
             if complete:
                 self._forget(self._pairs, live, keys.tolist())
-            lost = [int(row[0]) for row in total(self._lost.rows([0, 1, 2, 3]))]
-            self._without_pair.update(lost[_FULL])
-            self._without_room.update(lost[_UNKNOWN])
+            lost = [int(row[0]) for row in sum_over_cpus(self._lost.rows([0, 1, 2, 3]))]
+            self._without_pair.update(lost[_LOST_FULL])
+            self._without_room.update(lost[_LOST_REQUEST])
         except OSError as error:
             raise Unavailable(
                 f"the maps of blockio cannot be read: {error.strerror}", "start the agent again"
             ) from error
         rows = np.ascontiguousarray(values).view(np.uint64).reshape(len(values), 2 * _COUNTERS).tolist()
-        return Seen(self._by_cgroup(keys.tolist(), rows))
+        return ProbeReading(self._by_cgroup(keys.tolist(), rows))
 
     def problem(self) -> Unavailable | None:
         """Requests that found no room lately, as of the latest read."""
         return self._without_pair.problem(
-            f"block requests were not counted: more than {PAIRS} pairs of cgroup and device",
+            f"block requests were not counted: more than {MAX_CGROUP_DEVICES} pairs of cgroup and device",
             "remove cgroups that nobody uses",
         ) or self._without_room.problem(
-            f"block requests were not counted: more than {REQUESTS} were under way",
+            f"block requests were not counted: more than {MAX_REQUESTS} were under way",
             "this is more than devices take; report it with the agent's log",
         )
 
@@ -148,7 +138,7 @@ class BlockIoProbe:
         self._decoded = decoded
         return {number: {"block_io": by_device} for number, by_device in devices.items()}
 
-    def _forget(self, pairs: Map, live: Mapping[int, str], keys: Sequence[tuple[int, int]]) -> None:
+    def _forget(self, pairs: BpfMap, live: Mapping[int, str], keys: Sequence[tuple[int, int]]) -> None:
         """Remove what belongs to cgroups that are gone."""
         gone = self._absentees.gone((number for number, _ in keys), live)
         for key in keys:
@@ -174,7 +164,7 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
         sources=[here / "common.bpf.h", here / "blockio.bpf.c"],
         forms=[form for name in forms for form in _FORMS[name]],
         maps=["blockio", "lost"],
-        constants={"SLOTS": SLOTS, "SEATS": 1, "PLACES": 1, "PAIRS": PAIRS, "REQUESTS": REQUESTS},
+        constants={"SLOTS": SLOT_COUNT, "SEATS": 1, "PLACES": 1, "PAIRS": MAX_CGROUP_DEVICES, "REQUESTS": MAX_REQUESTS},
         btf=btf,
         remedy="use Linux 5.5 or later, with CONFIG_BLOCK",
     )
@@ -184,4 +174,4 @@ def open_blockio(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> BlockIoProbe:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    return opened(job(forms, btf), BlockIoProbe, child_python=child_python)
+    return load_probe(job(forms, btf), BlockIoProbe, child_python=child_python)

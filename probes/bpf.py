@@ -1,8 +1,5 @@
-"""The bpf(2) system call, as much of it as the probes need, in plain Python.
-
-Used on both sides: the compiling child loads programs with it, the agent reads maps and statistics with it. Standard
-library only, because the child runs under the distribution's Python. Every failure is an OSError with the kernel's errno;
-layouts and numbers are those of include/uapi/linux/bpf.h.
+"""Wraps bpf(2): maps, programs, links and iterators, with the layouts of include/uapi/linux/bpf.h.
+Standard library only, because the compiling child uses it too.
 """
 
 from __future__ import annotations
@@ -158,7 +155,7 @@ def _address(buffer: Any) -> int:
     return ctypes.addressof(buffer)
 
 
-class Refused(OSError):
+class ProgramRefused(OSError):
     """The kernel does not load a program; `log` ends with the verifier's reason."""
 
     def __init__(self, code: int, log: str) -> None:
@@ -190,7 +187,7 @@ def load_program(kind: int, code: bytes, name: str, btf_id: int = 0, attach_type
         try:
             return call(PROG_LOAD, attr)
         except OSError:
-            raise Refused(error.errno or 0, log.value.decode(errors="replace")) from None
+            raise ProgramRefused(error.errno or 0, log.value.decode(errors="replace")) from None
 
 
 def attach(program: int, tracepoint: str | None) -> int:
@@ -287,7 +284,7 @@ def delete(fd: int, key: bytes) -> None:
         return
 
 
-class Batch(NamedTuple):
+class LookupBatch(NamedTuple):
     """How far one LOOKUP_BATCH came."""
 
     elements: int
@@ -295,7 +292,7 @@ class Batch(NamedTuple):
     """Whether the end of the map was reached."""
 
 
-def lookup_batch(fd: int, before: bytes | None, after: Any, keys: int, values: int, count: int) -> Batch:
+def lookup_batch(fd: int, before: bytes | None, after: Any, keys: int, values: int, count: int) -> LookupBatch:
     """Copy up to `count` elements to the addresses `keys` and `values`; `before` and `after` carry the position.
 
     Raises OSError: ENOSPC when a hash bucket holds more elements than `count`, EINVAL where the kernel cannot do it.
@@ -312,5 +309,5 @@ def lookup_batch(fd: int, before: bytes | None, after: Any, keys: int, values: i
     try:
         call(MAP_LOOKUP_BATCH, attr)
     except FileNotFoundError:
-        return Batch(attr.count, last=True)
-    return Batch(attr.count, last=False)
+        return LookupBatch(attr.count, last=True)
+    return LookupBatch(attr.count, last=False)

@@ -1,8 +1,6 @@
-"""Where the running kernel keeps the fields of its structs, and the numbers of its types, from its own BTF.
-
-Offsets come from the kernel that runs, so no header package is needed and no version is guessed. Standard library only:
-the compiling child reads this too. The format is Documentation/bpf/btf.rst; the blob of a distribution kernel has about
-130,000 types and takes 90 ms. Whatever the bytes say, every walk here is bounded: a damaged blob is a BtfError.
+"""Reads the layout of the running kernel's types from its own BTF, so that no header package is needed.
+Standard library only: the compiling child uses it too. The format is Documentation/bpf/btf.rst; a distribution kernel
+has about 130,000 types and takes 90 ms. Every walk is bounded: a damaged blob raises BtfError.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class BtfError(Exception):
     """The blob is damaged, or this kernel has no such type or field; the text says which."""
 
 
-class Field(NamedTuple):
+class BtfField(NamedTuple):
     """Where a field lies in its struct, in bytes; `size` is None for a type without one (a flexible function type), and
     `parts` tells whether it is a struct or union of its own."""
 
@@ -43,14 +41,14 @@ class Field(NamedTuple):
     parts: bool = False
 
 
-class Bit(NamedTuple):
+class BtfBit(NamedTuple):
     """Where a bitfield of one bit lies: the byte in its struct, and the bit of that byte as a mask."""
 
     offset: int
     mask: int
 
 
-class _Place(NamedTuple):
+class _Member(NamedTuple):
     bits: int
     width: int
     """Of a bitfield; 0 for an ordinary member."""
@@ -200,7 +198,7 @@ class Btf:
             return "void" if found.kind == 0 else f"kind {found.kind}"
         return f"{_TAGS[found.kind]} {self._string(struct.unpack_from('=I', self._blob, found.at)[0])}"
 
-    def field(self, struct_name: str, path: str) -> Field:
+    def field(self, struct_name: str, path: str) -> BtfField:
         """Offset and size of a member, nested ones with dots: `field("task_struct", "se.cfs_rq")`.
 
         Members of anonymous structs and unions are found as C finds them. Raises BtfError for a bitfield, which has no
@@ -208,15 +206,15 @@ class Btf:
         """
         found = self._found(struct_name, path, bitfield=False)
         kind = self._type(self._strip(found.number)).kind
-        return Field(found.bits // 8, self._size(found.number), kind in (STRUCT, UNION))
+        return BtfField(found.bits // 8, self._size(found.number), kind in (STRUCT, UNION))
 
-    def bit(self, struct_name: str, path: str) -> Bit:
+    def bit(self, struct_name: str, path: str) -> BtfBit:
         """Place of a bitfield of one bit. Raises BtfError where this kernel has no such struct or member, or a wider one."""
         found = self._found(struct_name, path, bitfield=True)
         offset, bit = divmod(found.bits, 8)
-        return Bit(offset, 1 << bit if sys.byteorder == "little" else 0x80 >> bit)
+        return BtfBit(offset, 1 << bit if sys.byteorder == "little" else 0x80 >> bit)
 
-    def _found(self, struct_name: str, path: str, *, bitfield: bool) -> _Place:
+    def _found(self, struct_name: str, path: str, *, bitfield: bool) -> _Member:
         ids = self.type_ids(STRUCT, struct_name) + self.type_ids(UNION, struct_name)
         if not ids:
             raise BtfError(f"this kernel's BTF has no struct {struct_name}")
@@ -235,7 +233,7 @@ class Btf:
                 return found
         raise problem
 
-    def _resolve(self, number: int, struct_name: str, path: str) -> _Place:
+    def _resolve(self, number: int, struct_name: str, path: str) -> _Member:
         bits, width = 0, 0
         for part in path.split("."):
             hit = self._member(self._strip(number), part)
@@ -243,9 +241,9 @@ class Btf:
                 raise BtfError(f"struct {struct_name} of this kernel has no member {path}")
             number, offset, width = hit.number, hit.bits, hit.width
             bits += offset
-        return _Place(bits, width, number)
+        return _Member(bits, width, number)
 
-    def _member(self, number: int, name: str) -> _Place | None:
+    def _member(self, number: int, name: str) -> _Member | None:
         """A member and its place in bits; None where there is no such member."""
         seen, todo = {number}, [(number, 0)]
         while todo:
@@ -257,7 +255,7 @@ class Btf:
                 label, inner, where = struct.unpack_from("=III", self._blob, at)
                 offset, width = (where & 0xFFFFFF, where >> 24) if outer.kind_flag else (where, None)
                 if label and self._string(label) == name:
-                    return _Place(base + offset, self._old_width(inner) if width is None else width, inner)
+                    return _Member(base + offset, self._old_width(inner) if width is None else width, inner)
                 if not label and (inner := self._strip(inner)) not in seen:
                     seen.add(inner)
                     todo.append((inner, base + offset))

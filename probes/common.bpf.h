@@ -10,7 +10,7 @@
 
 #include "kernel.bpf.h"
 
-/* Events that were not counted, by reason; probes/groups.py reads them in this order. */
+/* Events that were not counted, by reason; probes/cgroup_table.py reads them in this order. */
 enum { LOST_FULL, LOST_BACKWARDS, LOST_ASLEEP, LOST_SEAT, LOST_REASONS };
 BPF_PERCPU_ARRAY(lost, u64, LOST_REASONS);
 
@@ -24,7 +24,7 @@ static __always_inline int lose(u32 reason)
 }
 
 /*
- * The slot of a wait, as slot_of() in api/histograms.py: the bit length of (wait_ns - 1) / 1000.
+ * The slot of a wait, as slot_of() in api/histogram.py: the bit length of (wait_ns - 1) / 1000.
  * x * 274877907 >> 35 is x / 125 for every 32-bit x: a multiplication costs a tenth of what a division does. What does
  * not fit after the division by 8 is beyond 34 s and belongs into the last slot anyway.
  */

@@ -30,7 +30,7 @@ else:
     import btf
     import perf_event
 
-LOG_TAIL = 1500
+LOG_TAIL_CHARS = 1500
 """Characters of a verifier's or compiler's message that are passed on; the reason stands at the end."""
 _TYPES = """#pragma once
 typedef signed char __s8, s8;
@@ -66,7 +66,7 @@ STUBS = {
 """All that BCC includes from a kernel tree, whatever the architecture."""
 
 
-class Failure(Exception):
+class LoadFailure(Exception):
     """Nothing can be loaded; `kind` tells the parent which remedy to name."""
 
     def __init__(self, kind: str, detail: str, refused: list[dict[str, Any]] | None = None) -> None:
@@ -79,10 +79,10 @@ class FormRefused(Exception):
 
     def __init__(self, stage: str, reason: str, code: int = 0, log: str = "") -> None:
         super().__init__(reason)
-        self.facts = {"stage": stage, "reason": reason, "errno": code, "log": log[-LOG_TAIL:]}
+        self.facts = {"stage": stage, "reason": reason, "errno": code, "log": log[-LOG_TAIL_CHARS:]}
 
 
-class Built(NamedTuple):
+class LoadedForm(NamedTuple):
     """What goes back to the parent: the message and the descriptors it describes, in order."""
 
     message: dict[str, Any]
@@ -99,14 +99,14 @@ def stub_tree(root: Path) -> None:
         path.write_text(text)
 
 
-def offsets(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
+def field_offsets(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
     """The -D macros that say where this kernel keeps its fields. Raises FormRefused where one that is needed is missing."""
     found: dict[str, int] = {}
     for macro, alternatives in {**form["fields"], **form["optional"]}.items():
         problems = []
         for struct_name, path, size in alternatives:
             try:
-                found.update(_place(types, macro, struct_name, path, size))
+                found.update(_field_macros(types, macro, struct_name, path, size))
                 break
             except btf.BtfError as error:
                 problems.append(str(error))
@@ -115,7 +115,7 @@ def offsets(types: btf.Btf, form: dict[str, Any]) -> dict[str, int]:
     return found
 
 
-def _place(types: btf.Btf, macro: str, struct_name: str, path: str, size: int) -> dict[str, int]:
+def _field_macros(types: btf.Btf, macro: str, struct_name: str, path: str, size: int) -> dict[str, int]:
     """Offset of a field of that size; of a bitfield of one bit, whose size is given as 0, the byte and the mask; place of a
     per-CPU variable, which has no struct."""
     if not struct_name:
@@ -132,17 +132,17 @@ def _place(types: btf.Btf, macro: str, struct_name: str, path: str, size: int) -
     return {macro: field.offset}
 
 
-def build(job: dict[str, Any]) -> Built:
-    """Compile, load and attach the first form that this kernel takes. Raises Failure when it takes none."""
+def load_first_form(job: dict[str, Any]) -> LoadedForm:
+    """Compile, load and attach the first form that this kernel takes. Raises LoadFailure when it takes none."""
     _check_permission()
     try:
         types = _types_of(Path(job["btf"]))
     except btf.BtfError as error:
-        raise Failure("btf", str(error)) from error
+        raise LoadFailure("btf", str(error)) from error
     try:
         from bcc import BPF  # noqa: PLC0415
     except ImportError as error:
-        raise Failure("bcc", f"{sys.executable} cannot import BCC: {error}") from error
+        raise LoadFailure("bcc", f"{sys.executable} cannot import BCC: {error}") from error
     stub_tree(Path(job["scratch"]))
     os.environ["BCC_KERNEL_SOURCE"] = job["scratch"]
     try:
@@ -151,7 +151,7 @@ def build(job: dict[str, Any]) -> Built:
         shutil.rmtree(Path(job["scratch"]) / "include", ignore_errors=True)
 
 
-def _first_form(compiler: Any, types: btf.Btf, job: dict[str, Any]) -> Built:
+def _first_form(compiler: Any, types: btf.Btf, job: dict[str, Any]) -> LoadedForm:
     refused: list[dict[str, Any]] = []
     for form in job["forms"]:
         try:
@@ -161,7 +161,7 @@ def _first_form(compiler: Any, types: btf.Btf, job: dict[str, Any]) -> Built:
             continue
         built.message["refused"] = refused
         return built
-    raise Failure("refused", "the kernel takes no form of this probe", refused)
+    raise LoadFailure("refused", "the kernel takes no form of this probe", refused)
 
 
 @functools.lru_cache(maxsize=1)
@@ -176,13 +176,13 @@ def _check_permission() -> None:
     except OSError as error:
         kinds = {errno.EPERM: "permission", errno.ENOSYS: "no_bpf", errno.EMFILE: "files", errno.ENFILE: "files"}
         kind = kinds.get(error.errno or 0, "no_map")
-        raise Failure(kind, f"bpf(BPF_MAP_CREATE): {error.strerror}") from error
+        raise LoadFailure(kind, f"bpf(BPF_MAP_CREATE): {error.strerror}") from error
 
 
-def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> Built:
-    macros = {**job["constants"], **form["constants"], **offsets(types, form)}
+def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str, Any]) -> LoadedForm:
+    macros = {**job["constants"], **form["constants"], **field_offsets(types, form)}
     programs = [program for program in form["programs"] if not program["needs"] or program["needs"] in macros]
-    targets = _targets(types, form, programs)
+    targets = _attach_targets(types, form, programs)
     started = time.monotonic()
     module = _compile(compiler, [Path(source) for source in job["sources"]], macros)
     compiled = time.monotonic()
@@ -191,7 +191,7 @@ def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str
         maps = [_describe(module, name) for name in (*job["maps"], *form["maps"])]
         for program, target in zip(programs, targets, strict=True):
             code = module.dump_func(program["function"].encode())
-            descriptors += _start(code, program, target, typed=form["typed"])
+            descriptors += _load_and_attach(code, program, target, typed=form["typed"])
     except FormRefused:
         for fd in descriptors:
             os.close(fd)
@@ -204,7 +204,7 @@ def _try_form(compiler: Any, types: btf.Btf, job: dict[str, Any], form: dict[str
         "compile_s": compiled - started,
         "load_s": time.monotonic() - compiled,
     }
-    return Built(message, [fd for fd, _ in maps] + descriptors, module)
+    return LoadedForm(message, [fd for fd, _ in maps] + descriptors, module)
 
 
 def _compile(compiler: Any, sources: list[Path], macros: dict[str, int]) -> Any:
@@ -232,12 +232,12 @@ def _describe(module: Any, name: str) -> tuple[int, dict[str, Any]]:
     return lib.bpf_table_fd(module.module, label), {"name": name, "key": key, "leaf": leaf}
 
 
-def _start(code: bytes, program: dict[str, Any], target: int, *, typed: bool) -> list[int]:
+def _load_and_attach(code: bytes, program: dict[str, Any], target: int, *, typed: bool) -> list[int]:
     """Descriptors of the loaded program and of the link that runs it. Raises FormRefused with the verifier's reason."""
     event, name = program["tracepoint"], program["name"]
     try:
-        loaded = bpf.load_program(code=code, name=name, btf_id=target, **_kind(program, typed=typed))
-    except bpf.Refused as error:
+        loaded = bpf.load_program(code=code, name=name, btf_id=target, **_program_type(program, typed=typed))
+    except bpf.ProgramRefused as error:
         raise FormRefused(f"load {name}", error.strerror or "", error.errno or 0, error.log) from error
     try:
         return [loaded, _attach(loaded, program, typed=typed)]
@@ -246,15 +246,15 @@ def _start(code: bytes, program: dict[str, Any], target: int, *, typed: bool) ->
         raise FormRefused(f"attach {name} to {event}", error.strerror or "", error.errno or 0) from error
 
 
-def _targets(types: btf.Btf, form: dict[str, Any], programs: list[dict[str, Any]]) -> list[int]:
+def _attach_targets(types: btf.Btf, form: dict[str, Any], programs: list[dict[str, Any]]) -> list[int]:
     """Of each program, before anything is compiled. Raises FormRefused where this kernel lacks one, or passes it others."""
     try:
-        return [_target(types, program, typed=form["typed"]) for program in programs]
+        return [_attach_target(types, program, typed=form["typed"]) for program in programs]
     except btf.BtfError as error:
         raise FormRefused("fields", str(error), errno.ENOENT) from error
 
 
-def _kind(program: dict[str, Any], *, typed: bool) -> dict[str, int]:
+def _program_type(program: dict[str, Any], *, typed: bool) -> dict[str, int]:
     if program["iterator"]:
         return {"kind": bpf.TRACING, "attach_type": bpf.TRACE_ITER}
     if not program["at"]:
@@ -273,7 +273,7 @@ def _attach(loaded: int, program: dict[str, Any], *, typed: bool) -> int:
     return bpf.attach(loaded, None if typed else program["tracepoint"])
 
 
-def _target(types: btf.Btf, program: dict[str, Any], *, typed: bool) -> int:
+def _attach_target(types: btf.Btf, program: dict[str, Any], *, typed: bool) -> int:
     """What a typed program is written for, by its number; 0 for an untyped one, whose tracepoint is named on attaching.
 
     Raises BtfError where this kernel has no such thing, or one that passes other arguments than the source reads.
@@ -290,11 +290,11 @@ def _target(types: btf.Btf, program: dict[str, Any], *, typed: bool) -> int:
     return types.function_id(event) if at else types.typedef_id(f"btf_trace_{event}")
 
 
-def answer(parent: socket.socket, job: dict[str, Any]) -> None:
+def answer_job(parent: socket.socket, job: dict[str, Any]) -> None:
     """Do one job, send what came of it, and let go of it here."""
     try:
-        built = build(job)
-    except Failure as error:
+        built = load_first_form(job)
+    except LoadFailure as error:
         message = {"error": error.kind, "detail": error.detail, "refused": error.refused}
         parent.send(json.dumps(message).encode())
         return
@@ -310,7 +310,7 @@ def main(descriptor: int, nice: int, scratch: str) -> None:
     try:
         with socket.socket(fileno=descriptor) as parent:
             while request := parent.recv(1 << 20):
-                answer(parent, json.loads(request))
+                answer_job(parent, json.loads(request))
     except (BrokenPipeError, ConnectionResetError):
         pass  # nobody waits for the answer any more
     finally:

@@ -1,85 +1,114 @@
-"""What this node can and cannot do for the probes, one finding a line; each failed one says what to do.
-
-Nothing is concluded from versions: every form of run-queue waits and every other probe is loaded for real and closed again.
+"""Checks what this node offers the probes: BTF, BCC, capabilities and every probe, each finding with a remedy.
+Nothing is concluded from versions: every form of run-queue latency and every other probe is loaded and closed again.
 """
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
-from api.checks import Check
-from api.ports import Unavailable
+from api.diagnostics import DoctorCheck
+from api.interfaces import Unavailable
 from probes import registry, runqlat
 from probes.btf import VMLINUX, Btf, BtfError
-from probes.capabilities import missing
 from probes.loader import CHILD_PYTHON, Compiler, sharing
 from probes.migrations import ONE_NODE
 from probes.remedies import REMEDIES
+
+CAPABILITY_NUMBERS = {
+    "DAC_READ_SEARCH": 2,
+    "NET_ADMIN": 12,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+    "PERFMON": 38,
+    "BPF": 39,
+}
+"""As include/uapi/linux/capability.h numbers them; names without CAP_, as Kubernetes spells them."""
+_IMPLIED_BY = {"BPF": "SYS_ADMIN", "PERFMON": "SYS_ADMIN"}
+"""Parts of an older, larger power, which gives them too."""
+
+
+def missing_capabilities(names: Iterable[str], proc: Path = Path("/proc")) -> tuple[str, ...]:
+    """Those of the capabilities that are not in force for this process; none where that cannot be read."""
+    try:
+        lines = (proc / "self/status").read_text().splitlines()
+        held = int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return ()
+    return tuple(name for name in names if not _is_effective(name, held))
+
+
+def _is_effective(name: str, held: int) -> bool:
+    larger = _IMPLIED_BY.get(name, name)
+    return bool(held >> CAPABILITY_NUMBERS[name] & 1 or held >> CAPABILITY_NUMBERS[larger] & 1)
+
 
 _IMPORT_BCC = "import bcc; print(bcc.BPF and bcc.__version__)"
 _TIMEOUT_S = 30.0
 
 
-def checks(*, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX, proc: Path = Path("/proc")) -> tuple[Check, ...]:
+def probe_checks(
+    *, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX, proc: Path = Path("/proc")
+) -> tuple[DoctorCheck, ...]:
     """BTF, BCC, capabilities and every probe. Takes a few seconds."""
     with Compiler(child_python) as compiler, sharing(compiler):
         return (
             _check_btf(btf),
             _check_bcc(child_python),
             *(_check_form(form, child_python, btf) for form in runqlat.FORMS),
-            *(_check_probe(row, child_python, btf, proc) for row in registry.ROWS),
+            *(_check_probe(row, child_python, btf, proc) for row in registry.PROBES),
         )
 
 
-def _check_btf(path: Path) -> Check:
+def _check_btf(path: Path) -> DoctorCheck:
     try:
         Btf.read(path).field("task_struct", "pid")
     except BtfError as error:
-        return Check(name="kernel types (BTF)", ok=False, detail=str(error), remedy=REMEDIES["btf"])
-    return Check(name="kernel types (BTF)", ok=True, detail=str(path))
+        return DoctorCheck(name="kernel types (BTF)", ok=False, detail=str(error), remedy=REMEDIES["btf"])
+    return DoctorCheck(name="kernel types (BTF)", ok=True, detail=str(path))
 
 
-def _check_bcc(python: Path) -> Check:
+def _check_bcc(python: Path) -> DoctorCheck:
     name = "compiler (python3-bpfcc)"
     try:
         run = subprocess.run(
             [python, "-s", "-E", "-c", _IMPORT_BCC], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(name=name, ok=False, detail=f"{python} cannot be run: {error}", remedy=REMEDIES["bcc"])
+        return DoctorCheck(name=name, ok=False, detail=f"{python} cannot be run: {error}", remedy=REMEDIES["bcc"])
     if run.returncode != 0:
         said = run.stderr.strip().splitlines()[-1:]
-        return Check(name=name, ok=False, detail=f"{python}: {''.join(said)}", remedy=REMEDIES["bcc"])
-    return Check(name=name, ok=True, detail=f"BCC {run.stdout.strip()} in {python}")
+        return DoctorCheck(name=name, ok=False, detail=f"{python}: {''.join(said)}", remedy=REMEDIES["bcc"])
+    return DoctorCheck(name=name, ok=True, detail=f"BCC {run.stdout.strip()} in {python}")
 
 
-def _check_form(form: str, python: Path, btf: Path) -> Check:
+def _check_form(form: str, python: Path, btf: Path) -> DoctorCheck:
     name = f"run-queue probe, form {form}"
     try:
-        source = runqlat.open_waits(forms=(form,), child_python=python, btf=btf)
+        source = runqlat.open_runqlat(forms=(form,), child_python=python, btf=btf)
     except Unavailable as error:
-        return Check(name=name, ok=False, detail=error.reason, remedy=error.remedy)
+        return DoctorCheck(name=name, ok=False, detail=error.reason, remedy=error.remedy)
     source.close()
-    return Check(name=name, ok=True, detail="loads and attaches")
+    return DoctorCheck(name=name, ok=True, detail="loads and attaches")
 
 
-def _check_probe(row: registry.Row, python: Path, btf: Path, proc: Path) -> Check:
+def _check_probe(row: registry.ProbeEntry, python: Path, btf: Path, proc: Path) -> DoctorCheck:
     """The probe in the best form that runs. Where capabilities are missing, they are the remedy whatever else failed."""
     name, needs = f"probe {row.name}", ", ".join(row.capabilities)
     try:
         probe = row.open(child_python=python, btf=btf)
     except Unavailable as error:
-        lacking = ", ".join(missing(row.capabilities, proc))
+        lacking = ", ".join(missing_capabilities(row.capabilities, proc))
         if row.asked and not lacking:  # what nobody needs to have is nothing wrong
-            return Check(name=name, ok=True, detail=f"optional: {error.reason}", remedy=error.remedy)
+            return DoctorCheck(name=name, ok=True, detail=f"optional: {error.reason}", remedy=error.remedy)
         remedy = (
             f"give the capabilities {lacking} ({row.name} needs {needs}), or run as root" if lacking else error.remedy
         )
-        return Check(name=name, ok=False, detail=error.reason, remedy=f"{remedy}; until then: {row.fallback}")
+        return DoctorCheck(name=name, ok=False, detail=error.reason, remedy=f"{remedy}; until then: {row.fallback}")
     probe.close()
     if probe.form == ONE_NODE:
-        return Check(
+        return DoctorCheck(
             name=name, ok=True, detail="not needed: this machine has one NUMA node, so no task moves between two"
         )
-    return Check(name=name, ok=True, detail=f"loads and attaches as {probe.form}; needs {needs}")
+    return DoctorCheck(name=name, ok=True, detail=f"loads and attaches as {probe.form}; needs {needs}")

@@ -1,20 +1,7 @@
-"""Who reclaims memory: kswapd in the background, per NUMA node, and tasks that have to do it themselves, per cgroup.
-
-What the numbers mean. Of a NUMA node: `wakeups` are kswapd's runs over the node (pageoutrun of /proc/vmstat), `active_ns`
-the time from such a wakeup to the last batch of pages it scanned or to its going to sleep, without the nap of a tenth of a
-second before that; pages scanned and reclaimed are those of kswapd alone, batch by batch, so that they are known per node
-(pgscan_kswapd and pgsteal_kswapd of /proc/vmstat are sums over the nodes). Of a cgroup: how often and how long its tasks
-were held up by direct reclaim because the node had too little memory, and by reclaim because a memory cgroup was over its
-limit (memory.max, memory.high, or a write to memory.reclaim); pages that both freed; and how often its tasks woke kswapd.
-
-A task belongs to the cgroup whose CPU weight it has, as for run-queue waits. That is who waited; on version 1 the memory
-cgroup that had to shrink may be another one, and on both versions it may be one above. Reclaim that kernel threads do
-(memory.high's worker) is the root's.
-
-What it cannot see: what kswapd did before its first wakeup after the probe was opened; reclaim that is still going on;
-that an interrupt, not the task it interrupted, allocated when kswapd was woken; and, before Linux 6.7, what kswapd scans and
-reclaims where the multi-generational LRU is on, which does not tell: its pages stay at 0 and its time at too little, and
-`problem` says so.
+"""Counts memory reclaim: by kswapd per NUMA node, and by tasks that must reclaim themselves per cgroup.
+A task belongs to the cgroup whose CPU weight it has, which on version 1 may differ from the memory cgroup that
+shrinks. Reclaim by kernel threads counts as the root. Before Linux 6.7 kswapd with the multi-generational LRU reports
+no scanned pages; `problem` says so.
 """
 
 from __future__ import annotations
@@ -23,24 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from api.cpus import parse_cpu_list
-from api.facts import Durations, Kswapd, Reclaim
-from api.histograms import SLOTS
-from api.ports import Seen, Unavailable
-from probes import fields
+from api.cpu import parse_cpu_list
+from api.histogram import SLOT_COUNT
+from api.interfaces import ProbeReading, Unavailable
+from api.measurements import Durations, Kswapd, ReclaimLatency
+from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.groups import MAX_PLACES
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.maps import Map, total
-from probes.tabled import Tabled, durations
+from probes.cgroup_table import MAX_CGROUP_SLOTS
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.maps import BpfMap, sum_over_cpus
+from probes.per_cgroup_probe import PerCgroupProbe, decode_durations
 
 FORMS = ("tp_btf", "raw_tp")
 """In order of preference, which is that of their cost."""
-SEATS = 1 << 15
+TASK_SLOTS = 1 << 15
 """Tasks that can be in reclaim at one time, by the low bits of their pid: 512 KiB."""
-NONE = Durations(sum_ns=0, count=0, slots=(0,) * SLOTS)
-NOTHING = Reclaim(direct=NONE, limit=NONE, reclaimed_pages=0, kswapd_wakeups=0)
-MANY_RUNS = 10
+NO_DURATIONS = Durations(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT)
+NO_RECLAIM = ReclaimLatency(direct=NO_DURATIONS, limit=NO_DURATIONS, reclaimed_pages=0, kswapd_wakeups=0)
+MIN_SILENT_RUNS = 10
 """Of kswapd without a page scanned: it may find that there is nothing to do, but not each time."""
 LRU_GEN = Path("/sys/kernel/mm/lru_gen/enabled")
 _NID = ("s32",)
@@ -57,40 +44,44 @@ _PROGRAMS = [
     Program("on_limit_end", "mm_vmscan_memcg_reclaim_end", "dtse_ksw_mend", arguments=_PAGES),
 ]
 _FORMS = {
-    "tp_btf": Form(name="tp_btf", typed=True, fields=fields.GROUP, programs=_PROGRAMS, constants={"TYPED": 1}),
-    "raw_tp": Form(name="raw_tp", typed=False, fields=fields.GROUP, programs=_PROGRAMS),
+    "tp_btf": Form(
+        name="tp_btf", typed=True, fields=kernel_fields.TASK_GROUP_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}
+    ),
+    "raw_tp": Form(name="raw_tp", typed=False, fields=kernel_fields.TASK_GROUP_FIELDS, programs=_PROGRAMS),
 }
 
 
-class KswapdProbe(Tabled):
-    """The running probe (`api.ports.Probe`), with what a person may want to know beside it."""
+class KswapdProbe(PerCgroupProbe):
+    """The running probe (`api.interfaces.Probe`), with what a person may want to know beside it."""
 
     name = "kswapd"
 
     def __init__(self, loaded: Loaded, numa_nodes: Sequence[int]) -> None:
         super().__init__(loaded, self.name, "reclaims")
-        self._nodes, self._numa = Map(*loaded.maps["nodes"], cpus=1), tuple(numa_nodes)
+        self._nodes, self._numa = BpfMap(*loaded.maps["nodes"], cpus=1), tuple(numa_nodes)
         self._latest: Mapping[int, Kswapd] = {}
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         """Counts since the probe was opened. Raises Unavailable once closed."""
         counted = self.count(live, complete=complete)
         with self.reading():
-            numa = self._latest = decode_nodes(self._numa, total(self._nodes.rows(self._numa)).tolist())
-        return Seen(counted.filled("reclaim", decode(counted.by_cgroup()), live, NOTHING), {"kswapd": numa})
+            numa = self._latest = decode_nodes(self._numa, sum_over_cpus(self._nodes.rows(self._numa)).tolist())
+        return ProbeReading(
+            counted.values_by_cgroup("reclaim", decode(counted.by_cgroup()), live, NO_RECLAIM), {"kswapd": numa}
+        )
 
     def problem(self) -> Unavailable | None:
         """What could not be counted lately, as of the latest read."""
-        return super().problem() or unseen(self._latest)
+        return super().problem() or silent_lru_gen(self._latest)
 
 
-def decode(rows: Mapping[int, Sequence[int]]) -> dict[int, Reclaim]:
+def decode(rows: Mapping[int, Sequence[int]]) -> dict[int, ReclaimLatency]:
     """Pure: rows of `struct reclaim` by cgroup id."""
-    limit = 1 + SLOTS
+    limit = 1 + SLOT_COUNT
     return {
-        number: Reclaim(
-            direct=durations(row[:limit]),
-            limit=durations(row[limit : 2 * limit]),
+        number: ReclaimLatency(
+            direct=decode_durations(row[:limit]),
+            limit=decode_durations(row[limit : 2 * limit]),
             reclaimed_pages=row[2 * limit],
             kswapd_wakeups=row[2 * limit + 1],
         )
@@ -106,10 +97,10 @@ def decode_nodes(numa: Iterable[int], rows: Iterable[Sequence[int]]) -> dict[int
     }
 
 
-def unseen(numa: Mapping[int, Kswapd], lru_gen: Path = LRU_GEN) -> Unavailable | None:
+def silent_lru_gen(numa: Mapping[int, Kswapd], lru_gen: Path = LRU_GEN) -> Unavailable | None:
     """Whether this kernel's kswapd scans without telling: by its runs, and by the mask of features in that file of sysfs."""
     runs = sum(node.wakeups for node in numa.values())
-    if runs < MANY_RUNS or any(node.scanned_pages for node in numa.values()):
+    if runs < MIN_SILENT_RUNS or any(node.scanned_pages for node in numa.values()):
         return None
     try:
         on = int(lru_gen.read_text(), 16)
@@ -135,7 +126,7 @@ def job(forms: Sequence[str], numa_nodes: Sequence[int], btf: Path = VMLINUX) ->
         forms=[_FORMS[name] for name in forms],
         maps=["kswapd", "nodes", "groups", "owners", "lost"],
         remedy="use Linux 5.5 or later; without the probe, /proc/vmstat and memory.stat have sums (pgscan, allocstall)",
-        constants={"SLOTS": SLOTS, "SEATS": SEATS, "PLACES": MAX_PLACES, "NODES": max(numa_nodes) + 1},
+        constants={"SLOTS": SLOT_COUNT, "SEATS": TASK_SLOTS, "PLACES": MAX_CGROUP_SLOTS, "NODES": max(numa_nodes) + 1},
         btf=btf,
     )
 
@@ -143,4 +134,6 @@ def job(forms: Sequence[str], numa_nodes: Sequence[int], btf: Path = VMLINUX) ->
 def open_kswapd(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> KswapdProbe:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
     numa_nodes = nodes_with_memory()
-    return opened(job(forms, numa_nodes, btf), partial(KswapdProbe, numa_nodes=numa_nodes), child_python=child_python)
+    return load_probe(
+        job(forms, numa_nodes, btf), partial(KswapdProbe, numa_nodes=numa_nodes), child_python=child_python
+    )

@@ -1,7 +1,5 @@
-"""Parent side of a probe: start the compiling child, take its descriptors, own them.
-
-The agent never imports bcc. What it gets are descriptors of maps, programs and links; closing them detaches everything,
-and so does the death of this process, however it dies.
+"""Starts the compiling child of a probe, receives its map, program and link descriptors, and owns them.
+The agent never imports bcc. Closing the descriptors detaches everything, and so does the death of this process.
 """
 
 from __future__ import annotations
@@ -21,10 +19,18 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from api.ports import Unavailable
+from api.interfaces import Unavailable
 from probes import bpf
 from probes.btf import VMLINUX
-from probes.remedies import NO_FILES, REMEDIES, Lost, Refusal, died, explain, limited
+from probes.remedies import (
+    OUT_OF_DESCRIPTORS,
+    REMEDIES,
+    CompilerLost,
+    FormRefusal,
+    descriptor_limit_as_unavailable,
+    explain_child_exit,
+    explain_refusals,
+)
 
 T = TypeVar("T")
 CHILD_PYTHON = Path("/usr/bin/python3")
@@ -102,7 +108,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     programs: tuple[str, ...] = ()
     compile_s: float = 0.0
     load_s: float = 0.0
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[FormRefusal, ...] = ()
     error: str = ""
     detail: str = ""
 
@@ -152,7 +158,7 @@ class Loaded:
         self.close()
 
 
-class _Running(NamedTuple):
+class _RunningChild(NamedTuple):
     """A child that waits for jobs."""
 
     child: subprocess.Popen[bytes]
@@ -179,7 +185,7 @@ class Compiler:
     def __init__(self, python: Path = CHILD_PYTHON, *, nice: int = 0, timeout_s: float = TIMEOUT_S) -> None:
         self.python = python
         self._nice, self._timeout_s = nice, timeout_s
-        self._running: _Running | None = None
+        self._running: _RunningChild | None = None
         self._ended = False
         self._lock = threading.Lock()
 
@@ -189,11 +195,11 @@ class Compiler:
             if self._ended:
                 raise Unavailable("loading of probes was ended", "start the agent again")
             if self._running is None:
-                with limited():
-                    self._running = _begin(self.python, self._nice)
+                with descriptor_limit_as_unavailable():
+                    self._running = _start_child(self.python, self._nice)
             running = self._running
         try:
-            with limited():
+            with descriptor_limit_as_unavailable():
                 return _exchange(running, job, self._timeout_s)
         except _ChildLost as lost:
             self._release()
@@ -222,53 +228,53 @@ class Compiler:
             running.owned.close()
 
 
-_this_thread = threading.local()
+_thread_local = threading.local()
 
 
 @contextlib.contextmanager
 def sharing(compiler: Compiler) -> Iterator[None]:
     """Within, every `load` of this thread that asks for the compiler's Python uses this one child."""
-    _this_thread.compiler = compiler
+    _thread_local.compiler = compiler
     try:
         yield
     finally:
-        del _this_thread.compiler
+        del _thread_local.compiler
 
 
 def load(job: Job, *, child_python: Path = CHILD_PYTHON, timeout_s: float = TIMEOUT_S) -> Loaded:
     """Have a child of its own do the job, or the shared one. Raises Unavailable with the reason and what to do about it."""
-    shared: Compiler | None = getattr(_this_thread, "compiler", None)
+    shared: Compiler | None = getattr(_thread_local, "compiler", None)
     if shared is not None and shared.python == child_python:
         return shared.load(job)
     with Compiler(child_python, timeout_s=timeout_s) as compiler:
         return compiler.load(job)
 
 
-def _begin(python: Path, nice: int) -> _Running:
+def _start_child(python: Path, nice: int) -> _RunningChild:
     owned = contextlib.ExitStack()
     try:
         os.close(
             os.open("/", os.O_RDONLY | os.O_CLOEXEC)
         )  # tempfile takes a lack of descriptors for one of directories
-        scratch = owned.enter_context(_scratch())
+        scratch = owned.enter_context(_scratch_directory())
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owned.enter_context(here)
         with there:
             errors = owned.enter_context(tempfile.TemporaryFile(dir=scratch))  # noqa: SIM115 - closed by `owned`
-            child = _start(python, there, errors, (str(nice), scratch))
+            child = _spawn(python, there, errors, (str(nice), scratch))
     except BaseException:
         owned.close()
         raise
     owned.callback(child.wait)
     owned.callback(child.kill)
-    return _Running(child, here, errors, scratch, owned)
+    return _RunningChild(child, here, errors, scratch, owned)
 
 
-def opened(job: Job, make: Callable[[Loaded], T], *, child_python: Path = CHILD_PYTHON) -> T:
+def load_probe(job: Job, make: Callable[[Loaded], T], *, child_python: Path = CHILD_PYTHON) -> T:
     """The probe that `make` builds on what was loaded; where it fails nothing stays in the kernel. Raises as `load`."""
     loaded = load(job, child_python=child_python)
     try:
-        with limited():
+        with descriptor_limit_as_unavailable():
             return make(loaded)
     except BaseException:
         loaded.close()
@@ -276,7 +282,7 @@ def opened(job: Job, make: Callable[[Loaded], T], *, child_python: Path = CHILD_
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[str]:
+def _scratch_directory() -> Iterator[str]:
     try:
         directory = tempfile.mkdtemp(prefix="dioptase-")
     except OSError as error:
@@ -294,7 +300,7 @@ def _scratch() -> Iterator[str]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _start(python: Path, channel: socket.socket, errors: IO[bytes], told: tuple[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(python: Path, channel: socket.socket, errors: IO[bytes], told: tuple[str, str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             [python, "-s", "-E", _COMPILER, str(channel.fileno()), *told],
@@ -304,7 +310,7 @@ def _start(python: Path, channel: socket.socket, errors: IO[bytes], told: tuple[
             stderr=errors,
         )
     except OSError as error:
-        if error.errno in NO_FILES:
+        if error.errno in OUT_OF_DESCRIPTORS:
             raise
         raise Unavailable(
             f"{python} cannot be run: {error.strerror}",
@@ -312,7 +318,7 @@ def _start(python: Path, channel: socket.socket, errors: IO[bytes], told: tuple[
         ) from error
 
 
-def _exchange(running: _Running, job: Job, timeout_s: float) -> Loaded:
+def _exchange(running: _RunningChild, job: Job, timeout_s: float) -> Loaded:
     request = msgspec.json.encode(msgspec.structs.replace(job, scratch=running.scratch), enc_hook=str)
     try:
         running.channel.settimeout(timeout_s)
@@ -322,12 +328,12 @@ def _exchange(running: _Running, job: Job, timeout_s: float) -> Loaded:
         message, descriptors = b"", []
     except TimeoutError:
         reason = f"compiling {job.sources[-1].name} took more than {timeout_s:g} s"
-        raise _ChildLost(Lost(reason, "see whether the node is short of CPU; then start again")) from None
+        raise _ChildLost(CompilerLost(reason, "see whether the node is short of CPU; then start again")) from None
     if not message:
-        raise _ChildLost(died(running.child.wait(), running.errors))
+        raise _ChildLost(explain_child_exit(running.child.wait(), running.errors))
     answer = _ANSWERS.decode(message)
     if answer.error:
-        raise explain(answer.error, answer.detail, answer.refused, job.remedy)
+        raise explain_refusals(answer.error, answer.detail, answer.refused, job.remedy)
     if len(descriptors) != len(answer.maps) + 2 * len(answer.programs):
         for fd in descriptors:
             os.close(fd)

@@ -1,6 +1,5 @@
-"""BPF maps as numpy arrays: a whole map in a handful of system calls, decoded by the layout that BCC read from the C source.
-
-The only door to numpy. Values of a per-CPU map have one more axis, the possible CPUs.
+"""Reads BPF maps as numpy arrays, decoded by the layout that BCC read from the C source.
+Only this module and the probes above it import numpy. Values of a per-CPU map have one more axis, the possible CPUs.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from api.cpu import parse_cpu_list
+from probes import bpf
+from probes.loader import MapDescription
+
 os.environ.setdefault(
     "OPENBLAS_NUM_THREADS", "1"
 )  # its thread pool costs megabytes and nothing here multiplies matrices
 
-import numpy as np
-import numpy.typing as npt
-
-from api.cpus import parse_cpu_list
-from probes import bpf
-from probes.loader import MapDescription
-
-CHUNK_BYTES = 1 << 20
+MAX_READ_BYTES = 1 << 20
 """Most that one system call copies: bounds the memory of a read on a machine with hundreds of CPUs."""
 BRIDGE_BYTES = 12 << 10
 """Unused array elements that are copied along rather than starting another system call behind them: both take 10 us."""
@@ -70,13 +69,13 @@ def possible_cpus(sys_root: Path = Path("/sys")) -> int:
     return len(possible_cpu_ids(sys_root))
 
 
-def cpu_numbers(sys_root: Path = Path("/sys")) -> int:
+def cpu_id_limit(sys_root: Path = Path("/sys")) -> int:
     """How many numbers a CPU may have, from 0: more than there are CPUs where the firmware leaves some out. Arrays that a
     program looks up by the number of its CPU are as long as this."""
     return max(possible_cpu_ids(sys_root)) + 1
 
 
-class Map:
+class BpfMap:
     """One map. Borrows the descriptor: whoever loaded the probe closes it."""
 
     def __init__(self, fd: int, description: MapDescription, cpus: int) -> None:
@@ -101,14 +100,14 @@ class Map:
     def rows(self, places: Sequence[int]) -> Rows:
         """Values of these elements of an array map; `places` are sorted and without repeats."""
         keys, values = self._join(self._stretches(places))
-        return values if len(keys) == len(places) else values[among(keys, places)]
+        return values if len(keys) == len(places) else values[is_member(keys, places)]
 
     def totals(self, places: Sequence[int]) -> npt.NDArray[np.uint64]:
         """The same rows as `total` sums them, a chunk at a time: all at once are 30 MiB with 200 CPUs and 500 cgroups."""
         parts = [(np.empty(0, self.key), np.empty((0, self.value.itemsize // 8), np.uint64))]
-        parts += [(keys, total(cells["value"])) for keys, cells in self._stretches(places)]
+        parts += [(keys, sum_over_cpus(cells["value"])) for keys, cells in self._stretches(places)]
         keys, sums = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return sums if len(keys) == len(places) else sums[among(keys, places)]
+        return sums if len(keys) == len(places) else sums[is_member(keys, places)]
 
     def set(self, key: int, value: bytes) -> None:
         """Set one element, on all CPUs alike."""
@@ -121,7 +120,7 @@ class Map:
 
     def _stretches(self, places: Sequence[int]) -> Iterator[tuple[Rows, Rows]]:
         """Keys and cells of these elements, and of some unused ones between them."""
-        for first, last in _runs(places, max(1, BRIDGE_BYTES // (self._cell.itemsize * self._copies))):
+        for first, last in _contiguous_runs(places, max(1, BRIDGE_BYTES // (self._cell.itemsize * self._copies))):
             yield from self._chunks(np.array(first - 1, self.key).tobytes() if first else None, last - first + 1)
 
     def _join(self, chunks: Iterable[tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
@@ -141,7 +140,7 @@ class Map:
             yield from self._singles(before, wanted)
 
     def _batches(self, before: bytes | None, wanted: int | None) -> Iterator[tuple[Rows, Rows]]:
-        room = max(1, CHUNK_BYTES // (self._cell.itemsize * self._copies + self.key.itemsize))
+        room = max(1, MAX_READ_BYTES // (self._cell.itemsize * self._copies + self.key.itemsize))
         room = min(room, self._info.max_entries)
         left, last = wanted, False
         while not last and left != 0:
@@ -172,7 +171,7 @@ class Map:
             yield np.frombuffer(key, self.key), np.frombuffer(raw, self._cell).reshape((1, *self._shape))
 
 
-def among(values: npt.NDArray[Any], known: Collection[int]) -> npt.NDArray[np.bool_]:
+def is_member(values: npt.NDArray[Any], known: Collection[int]) -> npt.NDArray[np.bool_]:
     """Which of the values are known ones. As np.isin, which brings 1.4 MiB of masked arrays along (through np.unique)."""
     ordered = np.sort(np.fromiter(known, values.dtype, len(known)))
     if not len(ordered):
@@ -181,14 +180,14 @@ def among(values: npt.NDArray[Any], known: Collection[int]) -> npt.NDArray[np.bo
     return found
 
 
-def total(values: Rows) -> npt.NDArray[np.uint64]:
+def sum_over_cpus(values: Rows) -> npt.NDArray[np.uint64]:
     """Sum over the CPUs, where the map has them apart, of values made of 64-bit counters only: one row per element."""
     counters = np.ascontiguousarray(values).view(np.uint64).reshape(*values.shape, values.dtype.itemsize // 8)
     summed: npt.NDArray[np.uint64] = counters if values.ndim == 1 else counters.sum(axis=1, dtype=np.uint64)
     return summed
 
 
-def _runs(places: Sequence[int], bridge: int) -> Iterator[tuple[int, int]]:
+def _contiguous_runs(places: Sequence[int], bridge: int) -> Iterator[tuple[int, int]]:
     """First and last of each stretch of places that lie at most `bridge` apart."""
     if not places:
         return

@@ -1,12 +1,7 @@
-"""Processes that the kernel killed for memory: how many of each cgroup since the probe was opened, and the latest by name.
-
-What the numbers mean: a process counts when the kernel marks it as a victim, because the node or a memory cgroup has run out
-of memory; a process that is dying anyway is marked too, so that it may use the last reserves. It belongs to the cgroup
-that it is in (version 1: in the cpu controller's hierarchy), which may lie below the one whose limit it was.
-
-What it cannot see: kills before it was opened, which the kernel's files have (memory.events, memory.oom_control), and those
-of a user-space killer. Kernels before 6.9, without the stable updates of 2025, name the victim by its number alone, which would
-make its cgroup a guess: there the function that marks it is probed (fentry or kprobe).
+"""Counts processes that the kernel killed for memory, per cgroup, and lists the latest victims by name.
+A process counts when the kernel marks it as an OOM victim; it belongs to the cgroup that it is in, which may lie
+below the one whose limit was reached. Kernels before 6.9 pass only a pid; there the marking function is probed by
+fentry or kprobe.
 """
 
 from __future__ import annotations
@@ -17,58 +12,60 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from api.facts import OomVictim
-from api.ports import Seen, Unavailable
-from probes import bpf, fields
+from api.interfaces import ProbeReading, Unavailable
+from api.measurements import OomVictim
+from probes import bpf, kernel_fields
 from probes.btf import VMLINUX
-from probes.groups import Absentees
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.losses import Losses
-from probes.maps import Map
+from probes.cgroup_table import RemovedCgroupTracker
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.lost_events import LostEventCounter
+from probes.maps import BpfMap
 
 FORMS = ("tp_btf", "raw_tp", "fentry", "kprobe")
 """In order of preference."""
-RING = 256
+RING_VICTIMS = 256
 """Victims that the kernel's side remembers until they are read."""
-LATEST = 32
+MAX_SHOWN_VICTIMS = 32
 """Victims that are shown."""
-_FIELDS: fields.Fields = {
-    **fields.MEMBER,
+_FIELDS: kernel_fields.KernelFields = {
+    **kernel_fields.TASK_CGROUP_FIELDS,
     "TGID": [("task_struct", "tgid", 4)],
     "LEADER": [("task_struct", "group_leader", 8)],
     "COMM": [("task_struct", "comm", 16)],
 }
-_MARK_FIELDS: fields.Fields = {
+_MARK_FIELDS: kernel_fields.KernelFields = {
     **_FIELDS,
     "SIGNAL": [("task_struct", "signal", 8)],
     "OOM_MM": [("signal_struct", "oom_mm", 8)],
 }
 # The victim itself is passed since 72ba14deb40a (Linux 6.9, and updates of 2025 to older series); its number alone before.
-_PROGRAMS = [Program("on_victim", "mark_victim", "dtse_oomkill", arguments=fields.TASK)]
-_MARK = [Program("on_mark", "mark_oom_victim", "dtse_oommark", arguments=fields.TASK, at="entry")]
+_PROGRAMS = [Program("on_victim", "mark_victim", "dtse_oomkill", arguments=kernel_fields.TASK_ARGUMENTS)]
+_MARK = [Program("on_mark", "mark_oom_victim", "dtse_oommark", arguments=kernel_fields.TASK_ARGUMENTS, at="entry")]
 _FORMS = {
     "tp_btf": Form(name="tp_btf", typed=True, fields=_FIELDS, programs=_PROGRAMS, constants={"TYPED": 1}),
     "raw_tp": Form(name="raw_tp", typed=False, fields=_FIELDS, programs=_PROGRAMS),
     "fentry": Form(name="fentry", typed=True, fields=_MARK_FIELDS, programs=_MARK, constants={"TYPED": 1}),
-    "kprobe": Form(name="kprobe", typed=False, fields={**_MARK_FIELDS, **fields.ARGUMENT}, programs=_MARK),
+    "kprobe": Form(
+        name="kprobe", typed=False, fields={**_MARK_FIELDS, **kernel_fields.KPROBE_ARGUMENT_FIELDS}, programs=_MARK
+    ),
 }
 
 
-class OomKill:
-    """The running probe (`api.ports.Probe`), with what a person may want to know beside it."""
+class OomKillProbe:
+    """The running probe (`api.interfaces.Probe`), with what a person may want to know beside it."""
 
     name = "oomkill"
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded, self.form, self.refused = loaded, loaded.form, loaded.refused
-        self._ring, self._count = (Map(*loaded.maps[label], cpus=1) for label in ("oomkill", "kills"))
-        self._open, self._taken, self._missed = True, 0, Losses()
+        self._ring, self._count = (BpfMap(*loaded.maps[label], cpus=1) for label in ("oomkill", "kills"))
+        self._open, self._taken, self._missed = True, 0, LostEventCounter()
         self._kills: dict[int, int] = {}
-        self._victims: deque[OomVictim] = deque(maxlen=LATEST)
+        self._victims: deque[OomVictim] = deque(maxlen=MAX_SHOWN_VICTIMS)
         self._live: Mapping[int, str] = {}
-        self._absentees = Absentees()
+        self._absentees = RemovedCgroupTracker()
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         """Kills since the probe was opened. Raises Unavailable once closed."""
         if not self._open:
             raise Unavailable("the probe oomkill is closed", "open it again")
@@ -83,15 +80,15 @@ class OomKill:
                 del self._kills[number]
         self._live = live
         nothing: Mapping[str, object] = {"oom_kills": 0}
-        uncertain = self._missed.grew(self._missed.total, live)
+        uncertain = self._missed.grew_since_listing(self._missed.total, live)
         cgroups = dict.fromkeys(() if uncertain else live, nothing)
         cgroups.update((number, {"oom_kills": kills}) for number, kills in self._kills.items())
-        return Seen(cgroups=cgroups, node={"oom_victims": tuple(self._victims)})
+        return ProbeReading(cgroups=cgroups, node={"oom_victims": tuple(self._victims)})
 
     def problem(self) -> Unavailable | None:
         """Whether the ring ran over between two reads lately."""
         return self._missed.problem(
-            f"kills were not attributed: more than {RING} between two looks",
+            f"kills were not attributed: more than {RING_VICTIMS} between two looks",
             "see the node's memory; the kernel log has every victim",
         )
 
@@ -115,8 +112,8 @@ class OomKill:
         new, self._taken = total - self._taken, total
         if not new:
             return
-        self._missed.update(self._missed.total + max(0, new - RING))
-        places = [at % RING for at in range(total - min(new, RING), total)]
+        self._missed.update(self._missed.total + max(0, new - RING_VICTIMS))
+        places = [at % RING_VICTIMS for at in range(total - min(new, RING_VICTIMS), total)]
         rows = dict(zip(sorted(places), self._ring.rows(sorted(places)), strict=True))
         offset_ns = time.time_ns() - time.monotonic_ns()
         for place in places:
@@ -146,11 +143,13 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
         maps=["oomkill", "kills"],
         remedy="use Linux 6.9 or later, or one with fentry or kprobes; without the probe,"
         " memory.events and memory.oom_control count the kills",
-        constants={"VICTIMS": RING, **fields.unified()},
+        constants={"VICTIMS": RING_VICTIMS, **kernel_fields.unified_macro()},
         btf=btf,
     )
 
 
-def open_oomkill(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> OomKill:
+def open_oomkill(
+    *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
+) -> OomKillProbe:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    return opened(job(forms, btf), OomKill, child_python=child_python)
+    return load_probe(job(forms, btf), OomKillProbe, child_python=child_python)

@@ -1,5 +1,6 @@
-"""The perf_event_open(2) system call, as much of it as counting on a CPU and probing a function need; layouts of
-include/uapi/linux/perf_event.h. Standard library only, as the compiling child uses it."""
+"""Wraps perf_event_open(2): counting on a CPU and attaching a program to a kernel function.
+Layouts are those of include/uapi/linux/perf_event.h. Standard library only, because the compiling child uses it too.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _SET_BPF, _ENABLE = 0x40042408, 0x2400
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Event(NamedTuple):
+class PerfEvent(NamedTuple):
     """What is counted, as the kernel numbers it."""
 
     type: int
@@ -43,7 +44,7 @@ class _Attr(ctypes.Structure):
     )  # fmt: skip
 
 
-def open_on_cpu(event: Event, cpu: int) -> int:
+def open_on_cpu(event: PerfEvent, cpu: int) -> int:
     """Descriptor of an event that counts whatever runs on that CPU, pinned to a counter. Raises OSError."""
     return _open(_Attr(type=event.type, config=event.config, read_format=_TOTAL_TIMES, flags=_PINNED), cpu)
 
@@ -85,7 +86,7 @@ def _open(attr: _Attr, cpu: int) -> int:
     return fd
 
 
-def count(fd: int) -> int | None:
+def read_count(fd: int) -> int | None:
     """How far the event has counted; None where it has no counter to be pinned to, because others hold them all."""
     read = os.read(fd, 24)
     return int.from_bytes(read[:8], sys.byteorder) if read else None

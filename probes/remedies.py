@@ -1,4 +1,4 @@
-"""Why a probe cannot be loaded, and what a person can do about it."""
+"""Explains why a probe cannot be loaded: refused forms, missing rights, a killed compiler; names the remedy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import IO
 
 import msgspec
 
-from api.ports import Absent, Unavailable
+from api.interfaces import KernelFeatureAbsent, Unavailable
 
-NO_FILES = (errno.EMFILE, errno.ENFILE)
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _CAPABILITIES = "run as root, or with the capabilities BPF and PERFMON (in a pod: securityContext.capabilities.add)"
 REMEDIES = {
     "permission": _CAPABILITIES,
@@ -28,14 +28,14 @@ REMEDIES = {
     "refused": "use Linux 5.5 or later; without a probe, /proc/PID/schedstat gives sums",
 }
 
-OTHER_KERNEL = ("no_bpf", "btf", "refused")
+KERNEL_REFUSALS = ("no_bpf", "btf", "refused")
 """What only another kernel remedies."""
-UNKNOWN = (errno.ENOENT, errno.EINVAL, errno.E2BIG, errno.EOPNOTSUPP, 524)
+UNSUPPORTED_ERRNOS = (errno.ENOENT, errno.EINVAL, errno.E2BIG, errno.EOPNOTSUPP, 524)
 """What a kernel says of a field, tracepoint, kind of program or helper that it does not have (524 is its ENOTSUPP). Not of
 want of rights or room, nor of what its verifier holds for a mistake; the compiler says 0."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class FormRefusal(msgspec.Struct, frozen=True):
     """Why one form does not run here."""
 
     form: str
@@ -51,40 +51,40 @@ class Refusal(msgspec.Struct, frozen=True):
         return f"{self.form}: {self.stage}: {self.reason}" + "".join(f" ({line})" for line in said)
 
 
-class Lost(Unavailable):
+class CompilerLost(Unavailable):
     """A child was killed, or did not end: another one may succeed."""
 
 
 @contextlib.contextmanager
-def limited() -> Iterator[None]:
+def descriptor_limit_as_unavailable() -> Iterator[None]:
     """Within, a lack of descriptors is Unavailable."""
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_FILES:
+        if error.errno not in OUT_OF_DESCRIPTORS:
             raise
         raise Unavailable(f"a probe cannot be loaded: {error.strerror}", REMEDIES["files"]) from error
 
 
-def died(code: int, errors: IO[bytes]) -> Unavailable:
+def explain_child_exit(code: int, errors: IO[bytes]) -> Unavailable:
     """Of a child that ended with this status, as `Popen.wait` gives it, and wrote this."""
     if code < 0:
-        return Lost(
+        return CompilerLost(
             f"the compiling child was killed by signal {-code}",
             "give it memory: BCC needs 200 MiB for a second while a probe is loaded; then start again",
         )
     errors.seek(0)
     said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
     advice = "check that it is the distribution's Python 3.9 or later, with its package python3-bpfcc"
-    full = any(os.strerror(number) in line for number in NO_FILES for line in said)
+    full = any(os.strerror(number) in line for number in OUT_OF_DESCRIPTORS for line in said)
     reason = f"the compiling child ended with status {code}" + "".join(f": {line}" for line in said)
     return Unavailable(reason, REMEDIES["files"] if full else advice)
 
 
-def explain(
+def explain_refusals(
     kind: str,
     reason: str,
-    refused: Sequence[Refusal],
+    refused: Sequence[FormRefusal],
     advice: str,
     lockdown: Path = Path("/sys/kernel/security/lockdown"),
 ) -> Unavailable:
@@ -93,7 +93,7 @@ def explain(
         reason += ": " + "; ".join(str(refusal) for refusal in refused)
         if all(refusal.errno == errno.EPERM for refusal in refused):
             kind = "permission"
-        elif any(refusal.errno in NO_FILES for refusal in refused):
+        elif any(refusal.errno in OUT_OF_DESCRIPTORS for refusal in refused):
             kind = "files"
         elif any(refusal.errno == errno.EACCES and refusal.stage.startswith("attach") for refusal in refused):
             kind = "perf_event"  # the verifier says EACCES too, of programs
@@ -102,6 +102,6 @@ def explain(
         remedy = (
             "the kernel is locked down for confidentiality, which forbids BPF to read it; boot with lockdown=integrity"
         )
-    if kind in OTHER_KERNEL and all(refusal.errno in UNKNOWN for refusal in refused):
-        return Absent(reason, remedy)
+    if kind in KERNEL_REFUSALS and all(refusal.errno in UNSUPPORTED_ERRNOS for refusal in refused):
+        return KernelFeatureAbsent(reason, remedy)
     return Unavailable(reason, remedy)

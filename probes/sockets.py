@@ -1,19 +1,8 @@
-"""TCP and UDP traffic per cgroup: bytes, packets and TCP retransmits, of every call on every socket, unsampled.
-
-What the numbers mean: bytes are what send and receive calls returned, so the payload as programs see it, headers not
-included, once however often it is retransmitted. A call counts for the cgroup whose CPU weight its task has (as run-queue
-waits do), on cgroup versions 1 and 2 alike: the cgroup of the socket's maker does not matter. TCP packets are segments as the
-socket counts them, acknowledgements and retransmits included; they are added at each call, retransmit and close, and
-belong to the cgroup that called last. A UDP packet is one call that sent or received, and one datagram unless the program
-uses UDP_SEGMENT or UDP_GRO, which take several in one call. Traffic between tasks of one node counts on both sides.
-
-What it cannot see: what does not pass through a socket call: sendfile before Linux 6.5, receiving by splice or
-TCP_ZEROCOPY_RECEIVE, kernel services such as NFS other than as the root's, and packets that a node merely forwards. Segments
-of a connection count from the first look at it: those that were open before the probe have lost nothing but their past. Where
-two CPUs look at one connection at the same moment, such as for a thread that sends and one that receives, a segment may be
-counted by both; bytes never are.
-A cgroup that has not used a socket since the probe was opened is absent. Lost is, by the table of sockets alone
-(16,384), what a socket that was dropped from it sent and received since its last call; segments, not bytes.
+"""Counts TCP and UDP traffic per cgroup: bytes, packets and TCP retransmits of every socket call.
+Bytes are the payload that send and receive calls returned. A call counts for the cgroup whose CPU weight its task
+has. TCP packets are segments as the socket counts them and belong to the cgroup that called last. Traffic without a
+socket call (splice, TCP_ZEROCOPY_RECEIVE, forwarding) is not seen. Traffic between tasks of one node counts on both
+sides.
 """
 
 from __future__ import annotations
@@ -21,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from api.facts import Net
-from api.histograms import SLOTS
-from api.ports import Seen
-from probes import fields
+from api.histogram import SLOT_COUNT
+from api.interfaces import ProbeReading
+from api.measurements import SocketTraffic
+from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.groups import places_for
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
+from probes.cgroup_table import cgroup_slots
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
 from probes.maps import possible_cpus
-from probes.tabled import Tabled
+from probes.per_cgroup_probe import PerCgroupProbe
 
 FORMS = ("tp_btf", "raw_tp", "fentry")
 """In order of preference. The last is for kernels before 6.3, where no tracepoint says what a call has moved."""
-FLOWS = 1 << 14
+MAX_FLOWS = 1 << 14
 """TCP sockets whose counters are remembered: 1.5 MiB."""
-COUNTERS = 9
+TRAFFIC_COUNTERS = 9
 """Of struct traffic."""
 _FIELDS = {
-    **fields.GROUP,
+    **kernel_fields.TASK_GROUP_FIELDS,
     "SK_FAMILY": [("sock", "__sk_common.skc_family", 2)],
     "SK_PROTOCOL": [("sock", "sk_protocol", 2)],
     "SEGS_IN": [("tcp_sock", "segs_in", 4)],
@@ -46,19 +35,19 @@ _FIELDS = {
     "TOTAL_RETRANS": [("tcp_sock", "total_retrans", 4)],
 }
 _SOCKET = ("struct sock *",)
-_CALL = (*_SOCKET, "s32", "s32")
+_STATE_ARGUMENTS = (*_SOCKET, "s32", "s32")
 _CONNECTIONS = [
     Program("on_retransmit", "tcp_retransmit_skb", "dtse_sock_again", arguments=_SOCKET),
-    Program("on_state", "inet_sock_set_state", "dtse_sock_state", arguments=_CALL),
+    Program("on_state", "inet_sock_set_state", "dtse_sock_state", arguments=_STATE_ARGUMENTS),
 ]
 _PROGRAMS = [
-    Program("on_send", "sock_send_length", "dtse_sock_send", arguments=_CALL[:2]),
-    Program("on_receive", "sock_recv_length", "dtse_sock_recv", arguments=_CALL),
+    Program("on_send", "sock_send_length", "dtse_sock_send", arguments=_STATE_ARGUMENTS[:2]),
+    Program("on_receive", "sock_recv_length", "dtse_sock_recv", arguments=_STATE_ARGUMENTS),
     *_CONNECTIONS,
 ]
 _SENDS = ("struct socket *", "struct msghdr *", "u64")
 _RECEIVES = (*_SENDS, "s32")
-_CALLS = [
+_FENTRY_PROGRAMS = [
     Program("on_send", "inet_sendmsg", "dtse_sock_send", arguments=_SENDS, at="return"),
     Program("on_send", "inet6_sendmsg", "dtse_sock_send6", arguments=_SENDS, at="return"),
     Program("on_receive", "inet_recvmsg", "dtse_sock_recv", arguments=_RECEIVES, at="return"),
@@ -72,30 +61,32 @@ _FORMS = {
         name="fentry",
         typed=True,
         fields={**_FIELDS, "SOCKET_SK": [("socket", "sk", 8)]},
-        programs=_CALLS,
+        programs=_FENTRY_PROGRAMS,
         constants={"TYPED": 1, "BY_CALL": 1},
     ),
 }
 
 
-class Sockets(Tabled):
-    """The running probe: a Probe (`api.ports`)."""
+class SocketsProbe(PerCgroupProbe):
+    """The running probe: a Probe (`api.interfaces`)."""
 
     name = "sockets"
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded, self.name, "socket calls")
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         """Traffic by cgroup id since the probe was opened. Raises Unavailable once closed."""
         counted = self.count(live, complete=complete)
-        return Seen({number: {"net": net} for number, net in decode(counted.ids, counted.rows.tolist()).items()})
+        return ProbeReading(
+            {number: {"net": net} for number, net in decode(counted.ids, counted.rows.tolist()).items()}
+        )
 
 
-def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, Net]:
+def decode(ids: Sequence[int], rows: Sequence[Sequence[int]]) -> dict[int, SocketTraffic]:
     """Pure: rows of `struct traffic` to traffic by cgroup id."""
     return {
-        number: Net(
+        number: SocketTraffic(
             tcp_sent_bytes=row[0],
             tcp_received_bytes=row[1],
             tcp_sent_packets=row[2],
@@ -117,12 +108,19 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
         sources=[here / "common.bpf.h", here / "sockets.bpf.c"],
         forms=[_FORMS[name] for name in forms],
         maps=["sockets", "groups", "owners", "lost"],
-        constants={"SLOTS": SLOTS, "SEATS": 1, "PLACES": places_for(cpus, 8 * COUNTERS), "FLOWS": FLOWS},
+        constants={
+            "SLOTS": SLOT_COUNT,
+            "SEATS": 1,
+            "PLACES": cgroup_slots(cpus, 8 * TRAFFIC_COUNTERS),
+            "FLOWS": MAX_FLOWS,
+        },
         btf=btf,
         remedy="boot Linux 6.3 or later, which says what each call on a socket has moved, or 5.11 or later with fentry",
     )
 
 
-def open_sockets(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> Sockets:
+def open_sockets(
+    *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
+) -> SocketsProbe:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    return opened(job(forms, possible_cpus(), btf), Sockets, child_python=child_python)
+    return load_probe(job(forms, possible_cpus(), btf), SocketsProbe, child_python=child_python)

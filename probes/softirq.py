@@ -1,11 +1,6 @@
-"""Time of the kernel's deferred interrupt work (softirqs) per CPU and kind: network packets, timers, block I/O, RCU.
-
-What the numbers mean: monotonic time between the entry and the exit of each softirq, on its CPU, counted at its exit; a
-hard interrupt that comes in between is inside. Work that the kernel hands to ksoftirqd is counted too. PREEMPT_RT kernels are
-refused: softirqs can be preempted there, by each other too. /proc/stat's `softirq` is the sum over kinds, measured
-by tick or by clock as the kernel was built; it says nothing about kinds, and /proc/softirqs counts runs, not time.
-
-What it costs: two events per softirq; docs/adding-a-probe.md says how many nanoseconds.
+"""Measures the time of softirqs per CPU and kind: network packets, timers, block I/O, RCU.
+The time is monotonic, from entry to exit on one CPU; hard interrupts in between are included. PREEMPT_RT kernels are
+refused, because softirqs can preempt each other there. /proc/stat has the sum over kinds only.
 """
 
 from __future__ import annotations
@@ -13,35 +8,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from api.ports import Seen, Unavailable
-from probes import fields
+from api.interfaces import ProbeReading, Unavailable
+from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.maps import Map, possible_cpu_ids
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.maps import BpfMap, possible_cpu_ids
 
 FORMS = ("tp_btf", "raw_tp")
 """In order of preference."""
 VECTORS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU")
 """As include/linux/interrupt.h numbers them and /proc/softirqs spells them."""
 _PROGRAMS = [
-    Program("on_entry", "softirq_entry", "dtse_sirq_in", arguments=fields.VECTOR),
-    Program("on_exit", "softirq_exit", "dtse_sirq_out", arguments=fields.VECTOR),
+    Program("on_entry", "softirq_entry", "dtse_sirq_in", arguments=kernel_fields.SOFTIRQ_ARGUMENTS),
+    Program("on_exit", "softirq_exit", "dtse_sirq_out", arguments=kernel_fields.SOFTIRQ_ARGUMENTS),
 ]
 _FORMS = {
     "tp_btf": Form(
         name="tp_btf",
         typed=True,
         fields={},
-        optional=fields.PREEMPT_RT,
+        optional=kernel_fields.PREEMPT_RT_FIELDS,
         programs=_PROGRAMS,
         constants={"TYPED": 1},
     ),
-    "raw_tp": Form(name="raw_tp", typed=False, fields={}, optional=fields.PREEMPT_RT, programs=_PROGRAMS),
+    "raw_tp": Form(name="raw_tp", typed=False, fields={}, optional=kernel_fields.PREEMPT_RT_FIELDS, programs=_PROGRAMS),
 }
 
 
-class SoftIrq:
-    """The running probe: a Probe (`api.ports`) of the node alone."""
+class SoftIrqProbe:
+    """The running probe: a Probe (`api.interfaces`) of the node alone."""
 
     name = "softirq"
     lost_events = None
@@ -50,9 +45,9 @@ class SoftIrq:
         self._loaded = loaded
         self.form = loaded.form
         self._cpus = possible_cpu_ids()
-        self._counters: Map | None = Map(*loaded.maps["softirq"], len(self._cpus))
+        self._counters: BpfMap | None = BpfMap(*loaded.maps["softirq"], len(self._cpus))
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:  # noqa: ARG002 - the port's signature
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - the port's signature
         """Nanoseconds by CPU and kind since the probe was opened. Raises Unavailable once closed."""
         if self._counters is None:
             raise Unavailable("the probe softirq is closed", "open it again")
@@ -62,7 +57,7 @@ class SoftIrq:
             raise Unavailable(
                 f"the map of softirq cannot be read: {error.strerror}", "start the agent again"
             ) from error
-        return Seen(node={"softirq_ns": decode(self._cpus, per_cpu)})
+        return ProbeReading(node={"softirq_ns": decode(self._cpus, per_cpu)})
 
     def problem(self) -> Unavailable | None:
         """Nothing can be lost: each kind has its counter."""
@@ -91,6 +86,8 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
     )
 
 
-def open_softirq(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> SoftIrq:
+def open_softirq(
+    *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
+) -> SoftIrqProbe:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    return opened(job(forms, btf), SoftIrq, child_python=child_python)
+    return load_probe(job(forms, btf), SoftIrqProbe, child_python=child_python)

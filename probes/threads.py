@@ -1,41 +1,107 @@
-"""Threads of each cgroup by what they do right now, and load averages made of that.
-
-What the numbers mean: runnable threads run or wait for a CPU; uninterruptible ones (D in ps) sleep and cannot be woken by
-signals, `iowait` of them for a disk; all others sleep. Zombies are not counted. Threads are those of the cgroup itself,
-without the groups below. Loads are the kernel's arithmetic (`api.load`), sampled every five seconds since the probe first saw
-the cgroup: what /proc/loadavg would show of a node that began then and had only these threads.
-
-What it cannot see: anything between two reads, and threads outside of its pid namespace (in a pod: set hostPID). They are not
-counted again before 50 times as long has passed as that took: a node of 100,000 threads, each some 450 ns, has numbers
-up to some two seconds old, and cgroups that were made since are absent.
-
-Forms: `iterator` has the kernel write 16 bytes for each thread, and costs nothing between reads. `proc` reads two files for
-each thread, costs a hundred times as much, does not know `iowait`, and is tried only where somebody asks for it.
-docs/adding-a-probe.md has what both cost.
+"""Counts the threads of each cgroup by state, and computes load averages from the counts.
+Runnable threads run or wait for a CPU; uninterruptible ones sleep in state D, `iowait` of them for a disk; zombies
+are not counted. Loads follow the kernel's arithmetic (api/load_average.py), sampled every five seconds. The form `iterator`
+makes the kernel write 16 bytes per thread; the form `proc` reads two files per thread, costs a hundred times as much
+and stops beyond 20,000 threads.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from api.facts import Load, ThreadStates
-from api.load import SAMPLE_NS, Averages, advance
-from api.ports import Seen, Unavailable
-from probes import bpf, fields
+from api.interfaces import ProbeReading, Unavailable
+from api.load_average import SAMPLE_INTERVAL_NS, FixedPointLoad, advance_averages
+from api.measurements import LoadAverages, ThreadStates
+from probes import bpf, kernel_fields
 from probes.btf import VMLINUX
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load
-from probes.threads_proc import ProcWalk
+
+MAX_THREADS = 20_000
+"""Half a second of CPU."""
+_DEAD_STATES = frozenset("ZXx")
+
+
+class ProcWalk:
+    """A Census (`probes.threads`) of the threads below `proc`."""
+
+    form = "proc"
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+
+    def count(self, live: Mapping[int, str]) -> dict[int, ThreadStates]:
+        """Threads by cgroup id. Raises Unavailable where /proc cannot be listed, or lists too much."""
+        ids = {path: number for number, path in live.items()}
+        counts: Counter[tuple[int, str]] = Counter()
+        for walked, thread in enumerate(self._threads()):
+            if walked == MAX_THREADS:
+                raise Unavailable(
+                    f"more than {MAX_THREADS} threads: reading them one by one would take too long",
+                    "use the form `iterator`, which needs Linux 5.8 and the capabilities BPF and PERFMON",
+                )
+            try:
+                letter = thread_state((thread / "stat").read_bytes())
+                number = ids.get(thread_cgroup((thread / "cgroup").read_bytes()))
+            except OSError:  # it has ended
+                continue
+            if number is not None and letter not in _DEAD_STATES:
+                counts[number, letter] += 1
+        return {
+            number: ThreadStates(
+                runnable=counts[number, "R"],
+                uninterruptible=counts[number, "D"],
+                iowait=None,
+                sleeping=sum(n for (owner, letter), n in counts.items() if owner == number and letter not in "RD"),
+            )
+            for number in {owner for owner, _ in counts}
+        }
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _threads(self) -> Iterator[Path]:
+        try:
+            processes = [path for path in self._proc.iterdir() if path.name.isdigit()]
+        except OSError as error:
+            raise Unavailable(f"{self._proc} cannot be listed: {error.strerror}", "mount proc there") from error
+        for process in processes:
+            try:
+                yield from (process / "task").iterdir()
+            except OSError:
+                continue
+
+
+def thread_state(stat: bytes) -> str:
+    """The letter of /proc/TID/stat, behind a name that may hold anything; a text without one is a thread that has ended."""
+    _, closing, rest = stat.rpartition(b") ")
+    return chr(rest[0]) if closing and rest else "X"
+
+
+def thread_cgroup(text: bytes) -> str:
+    """The path in the cpu controller's hierarchy, or in the unified one, of /proc/TID/cgroup."""
+    unified = ""
+    for line in text.splitlines():
+        number, _, rest = line.partition(b":")
+        controllers, _, path = rest.partition(b":")
+        if b"cpu" in controllers.split(b","):
+            return os.fsdecode(path)
+        if number == b"0" and not controllers:
+            unified = os.fsdecode(path)
+    return unified
+
 
 FORMS = ("iterator", "proc")
 """In order of preference, which is that of their cost."""
-REST = 49
+REST_FACTOR = 49
 """For each nanosecond of counting, so many without: 2 % of one CPU at most."""
-NOBODY = ThreadStates(runnable=0, uninterruptible=0, iowait=0, sleeping=0)
+NO_THREADS = ThreadStates(runnable=0, uninterruptible=0, iowait=0, sleeping=0)
 _RECORD = np.dtype([("cgroup_id", "u8"), ("kind", "u8")])
 _KINDS = 4
 _PROGRAM = Program("on_task", "task", "dtse_threads", iterator=True)
@@ -43,7 +109,7 @@ _ITERATOR = Form(
     name="iterator",
     typed=True,
     fields={
-        **fields.MEMBER,
+        **kernel_fields.TASK_CGROUP_FIELDS,
         "SEQUENCE": [("bpf_iter_meta", "seq", 8)],
         # Renamed and narrowed by 2f064a59a11f (Linux 5.14).
         "STATE": [("task_struct", "__state", 4), ("task_struct", "state", 8)],
@@ -55,7 +121,7 @@ _ITERATOR = Form(
 )
 
 
-class Census(Protocol):
+class ThreadCounter(Protocol):
     """Whoever can count the threads of every cgroup."""
 
     form: str
@@ -88,29 +154,29 @@ class TaskIterator:
         self._loaded.close()
 
 
-class Threads:
-    """The running probe (`api.ports.Probe`). `clock` tells nanoseconds, for the load averages."""
+class ThreadsProbe:
+    """The running probe (`api.interfaces.Probe`). `clock` tells nanoseconds, for the load averages."""
 
     name = "threads"
     lost_events = None
 
-    def __init__(self, census: Census, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._census: Census | None = census
+    def __init__(self, census: ThreadCounter, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._census: ThreadCounter | None = census
         self.form, self._clock = census.form, clock
         self._sampled_at_ns = clock()
         self._states: Mapping[int, ThreadStates] = {}
         self._rests_until_ns = 0
-        self._averages: dict[int, Averages] = {}
-        self._loads: dict[int, Load] = {}
+        self._averages: dict[int, FixedPointLoad] = {}
+        self._loads: dict[int, LoadAverages] = {}
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         """Threads of the live cgroups now, and their loads from their first sample on. Raises Unavailable once closed."""
         if self._census is None:
             raise Unavailable("the probe threads is closed", "open it again")
         if self._clock() >= self._rests_until_ns:
             self._count(self._census, live, complete=complete)
         states, loads = self._states, self._loads
-        return Seen(
+        return ProbeReading(
             cgroups={
                 number: {"threads_by_state": states[number], "load": loads[number]}
                 if number in loads
@@ -129,27 +195,29 @@ class Threads:
             self._census.close()
         self._census = None
 
-    def _count(self, census: Census, live: Mapping[int, str], *, complete: bool) -> None:
+    def _count(self, census: ThreadCounter, live: Mapping[int, str], *, complete: bool) -> None:
         began = self._clock()
         states = census.count(live)
         ended = self._clock()
-        self._rests_until_ns = ended + REST * (ended - began)
-        samples = (ended - self._sampled_at_ns) // SAMPLE_NS
+        self._rests_until_ns = ended + REST_FACTOR * (ended - began)
+        samples = (ended - self._sampled_at_ns) // SAMPLE_INTERVAL_NS
         if samples > 0:
-            self._sampled_at_ns += samples * SAMPLE_NS
+            self._sampled_at_ns += samples * SAMPLE_INTERVAL_NS
             self._sample(live, states, samples, complete=complete)
-        self._states = dict.fromkeys(live, NOBODY) | states
+        self._states = dict.fromkeys(live, NO_THREADS) | states
 
     def _sample(
         self, live: Mapping[int, str], states: Mapping[int, ThreadStates], samples: int, *, complete: bool
     ) -> None:
         # Of an incomplete listing, those with threads are known to live.
         kept = live.keys() if complete else live.keys() | (self._averages.keys() & states.keys())
-        new = Averages()
+        new = FixedPointLoad()
         # A cgroup that was not there at the sample before has lived through none of those that were missed.
         self._averages = {
-            number: advance(
-                self._averages.get(number, new), states.get(number, NOBODY), samples if number in self._averages else 1
+            number: advance_averages(
+                self._averages.get(number, new),
+                states.get(number, NO_THREADS),
+                samples if number in self._averages else 1,
             )
             for number in kept
         }
@@ -177,7 +245,7 @@ def job(btf: Path = VMLINUX) -> Job:
         sources=[here / "kernel.bpf.h", here / "threads.bpf.c"],
         forms=[_ITERATOR],
         maps=[],
-        constants=fields.unified(),
+        constants=kernel_fields.unified_macro(),
         btf=btf,
         remedy="use Linux 5.8 or later",
     )
@@ -189,12 +257,12 @@ def open_threads(
     child_python: Path = CHILD_PYTHON,
     btf: Path = VMLINUX,
     proc: Path = Path("/proc"),
-) -> Threads:
+) -> ThreadsProbe:
     """Start the probe in the first form that works. Raises Unavailable with reason and remedy if none does."""
     problem = Unavailable("the probe threads was given no form", "choose one of " + ", ".join(FORMS))
     for form in forms:
         try:
-            return Threads(
+            return ThreadsProbe(
                 ProcWalk(proc) if form == "proc" else TaskIterator(load(job(btf), child_python=child_python))
             )
         except Unavailable as error:

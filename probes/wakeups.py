@@ -1,26 +1,8 @@
-"""Who wakes whom: wakeups of each cgroup's tasks by the cgroup that woke them, and the time from each until the task ran.
-
-What the numbers mean: every wakeup counts once, where the waker does it (sched_waking, and sched_wakeup_new for a task that is
-made). The time is monotonic, from there until the scheduler switches the task in, on whatever CPU; a task that was woken before
-it had left its CPU goes on at once, and its wakeup took 0. It is the latency of one hop: like run-queue waits it has time that
-is throttled by a quota, unlike them what an interrupt to another CPU and the way out of idle take, and nothing of waits after a
-preemption. A task belongs to the cgroup whose CPU weight it has, autogroups to the root; kernel threads are a class of their
-own as wakers, and the root's tasks when they are woken.
-
-Wakeups in interrupts, hard and soft, are nobody's: whatever task they interrupted has nothing to do with them. But packets that
-a task sends over loopback, or to another network namespace of this node, are received in a softirq that the task itself has
-asked for: wakeups there are the sender's, so that chains of services that talk by TCP on one node are seen. Where several
-asked one CPU for it before it came to that, a network device among them, and where packets were left over for the next
-softirq, wakeups count as an interrupt's.
-
-What it cannot see: why somebody was woken (a waker need not have sent anything: releasing a lock wakes too); which packets a
-network device brings while a sender's are being received, in the same softirq: what they wake is the sender's; wakeups that
-have not led to a switch yet; and interrupts that run in threads, which are kernel threads here. PREEMPT_RT kernels are refused.
-Lost is a wakeup whose task shares the low bits of its pid with another one that was woken meanwhile; and, since Linux 6.2, one
-in an interrupt that comes while a wakeup on that CPU is being counted, which only a task that wakes itself leaves room for.
-
-It costs something at each wakeup and each switch, and most people do not need it all the time, so the agent loads it only where
-the setting `probes` names it. docs/adding-a-probe.md says what it costs.
+"""Counts which cgroup wakes which, and the time from each wakeup until the woken task runs.
+Every wakeup counts once, where the waker runs. Wakeups in interrupts count as an interrupt's, except packets that a
+task sends over loopback or to another network namespace of the node: those count as the sender's. PREEMPT_RT kernels
+are refused. It costs time at each wakeup and switch, so the agent loads it only where the setting `probes` names it
+(docs/adding-a-probe.md).
 """
 
 from __future__ import annotations
@@ -28,30 +10,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from api.facts import Durations, Wakeups
-from api.histograms import SLOTS
-from api.ports import Seen, Unavailable
-from probes import fields
+from api.histogram import SLOT_COUNT
+from api.interfaces import ProbeReading, Unavailable
+from api.measurements import Durations, Wakeups
+from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.groups import places_for
-from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, opened
-from probes.maps import cpu_numbers
-from probes.pairs import PAIR_BYTES, Ledger, pair_bits
-from probes.tabled import Tabled, durations
+from probes.cgroup_pairs import PAIR_BYTES, CgroupPairs, pair_bits
+from probes.cgroup_table import cgroup_slots
+from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
+from probes.maps import cpu_id_limit
+from probes.per_cgroup_probe import PerCgroupProbe, decode_durations
 
 FORMS = ("tp_btf", "raw_tp")
 """In order of preference."""
-SEATS = 1 << 17
+TASK_SLOTS = 1 << 17
 """Tasks that can be remembered between their wakeup and their switch, by the low bits of their pid: 2 MiB."""
-MAX_BYTES = 16 << 20
+MAX_WAKEUP_PAIR_BYTES = 16 << 20
 """Bound of the table of pairs over all CPUs."""
-NEVER = Durations(sum_ns=0, count=0, slots=(0,) * SLOTS)
-NOTHING = Wakeups(by_cgroup={}, interrupt=NEVER, kernel_thread=NEVER, other=NEVER)
-_HIST = 1 + SLOTS
+NO_DURATIONS = Durations(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT)
+NO_WAKEUPS = Wakeups(by_cgroup={}, interrupt=NO_DURATIONS, kernel_thread=NO_DURATIONS, other=NO_DURATIONS)
+_HIST = 1 + SLOT_COUNT
 _CLASSES = 3
 """Histograms of struct woken."""
 _FIELDS = {
-    **fields.GROUP,
+    **kernel_fields.TASK_GROUP_FIELDS,
     "PID": [("task_struct", "pid", 4)],
     "FLAGS": [("task_struct", "flags", 4)],
     "ON_CPU": [("task_struct", "on_cpu", 4)],
@@ -60,7 +42,7 @@ _FIELDS = {
     "RQ": [("cfs_rq", "rq", 8)],
 }
 _PREEMPTION = {
-    **fields.PREEMPT_RT,
+    **kernel_fields.PREEMPT_RT_FIELDS,
     # Of each task (arm64, riscv), or of each CPU: x86, in one struct with others from 64701838bf05 (6.2) to 6.14.
     "PREEMPT_COUNT": [
         ("task_struct", "thread_info.preempt.count", 4),
@@ -71,12 +53,12 @@ _PREEMPTION = {
     "RUNQUEUES": [("", "runqueues", 0)],
 }
 _PROGRAMS = [
-    Program("on_waking", "sched_waking", "dtse_waking", arguments=fields.TASK),
-    Program("on_new", "sched_wakeup_new", "dtse_wake_new", arguments=fields.TASK),
-    Program("on_switch", "sched_switch", "dtse_wake_run", arguments=fields.SWITCH),
-    Program("on_raise", "softirq_raise", "dtse_wake_ask", arguments=fields.VECTOR),
-    Program("on_softirq", "softirq_entry", "dtse_wake_in", arguments=fields.VECTOR),
-    Program("on_softirq_end", "softirq_exit", "dtse_wake_out", arguments=fields.VECTOR),
+    Program("on_waking", "sched_waking", "dtse_waking", arguments=kernel_fields.TASK_ARGUMENTS),
+    Program("on_new", "sched_wakeup_new", "dtse_wake_new", arguments=kernel_fields.TASK_ARGUMENTS),
+    Program("on_switch", "sched_switch", "dtse_wake_run", arguments=kernel_fields.SCHED_SWITCH_ARGUMENTS),
+    Program("on_raise", "softirq_raise", "dtse_wake_ask", arguments=kernel_fields.SOFTIRQ_ARGUMENTS),
+    Program("on_softirq", "softirq_entry", "dtse_wake_in", arguments=kernel_fields.SOFTIRQ_ARGUMENTS),
+    Program("on_softirq_end", "softirq_exit", "dtse_wake_out", arguments=kernel_fields.SOFTIRQ_ARGUMENTS),
 ]
 _FORMS = {
     "tp_btf": Form(
@@ -91,16 +73,16 @@ _FORMS = {
 }
 
 
-class Wakers(Tabled):
-    """The running probe: a Probe (`api.ports`)."""
+class WakeupsProbe(PerCgroupProbe):
+    """The running probe: a Probe (`api.interfaces`)."""
 
     name = "wakeups"
 
     def __init__(self, loaded: Loaded) -> None:
-        self._ledger = Ledger(loaded, "wakeups", "who wakes whom")
+        self._ledger = CgroupPairs(loaded, "wakeups", "who wakes whom")
         super().__init__(loaded, self.name, self.name)
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> Seen:
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         """Wakeups by cgroup id of the woken since the probe was opened. Wakers that `live` does not have are not named.
         Raises Unavailable once closed."""
         with self.reading() as table:
@@ -109,10 +91,10 @@ class Wakers(Tabled):
             counted = self.count(live, complete=complete)
             settled = self._ledger.balance(pairs, table.owners, live)
         found = {
-            number: decode(row, settled.by_path.get(number, {}), settled.unnamed.get(number))
+            number: decode(row, settled.by_path.get(number, {}), settled.unattributed.get(number))
             for number, row in counted.by_cgroup().items()
         }
-        return Seen(counted.filled("wakeups", found, live, NOTHING))
+        return ProbeReading(counted.values_by_cgroup("wakeups", found, live, NO_WAKEUPS))
 
     def problem(self) -> Unavailable | None:
         """What could not be counted lately, as of the latest read."""
@@ -121,7 +103,7 @@ class Wakers(Tabled):
     @property
     def lost_events(self) -> int | None:
         """Those of every probe with a table, and wakeups that count as other because they found no place."""
-        return (super().lost_events or 0) + self._ledger.without_place.total
+        return (super().lost_events or 0) + self._ledger.overflowed_events.total
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""
@@ -129,16 +111,16 @@ class Wakers(Tabled):
         super().close()
 
 
-def decode(row: Sequence[int], by_path: Mapping[str, Sequence[int]], unnamed: Sequence[int] | None) -> Wakeups:
+def decode(row: Sequence[int], by_path: Mapping[str, Sequence[int]], unattributed: Sequence[int] | None) -> Wakeups:
     """Pure: a row of `struct woken`, and the rows of wakers, named and without a name, to wakeups."""
     interrupt, kernel_thread, other = (row[at : at + _HIST] for at in range(0, _CLASSES * _HIST, _HIST))
-    if unnamed is not None:
-        other = [known + more for known, more in zip(other, unnamed, strict=True)]
+    if unattributed is not None:
+        other = [known + more for known, more in zip(other, unattributed, strict=True)]
     return Wakeups(
-        by_cgroup={path: durations(value) for path, value in by_path.items()},
-        interrupt=durations(interrupt),
-        kernel_thread=durations(kernel_thread),
-        other=durations(other),
+        by_cgroup={path: decode_durations(value) for path, value in by_path.items()},
+        interrupt=decode_durations(interrupt),
+        kernel_thread=decode_durations(kernel_thread),
+        other=decode_durations(other),
     )
 
 
@@ -150,13 +132,13 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
         forms=[_FORMS[name] for name in forms],
         maps=["wakeups", "groups", "owners", "lost", "pairs", "crowded"],
         constants={
-            "SLOTS": SLOTS,
-            "SEATS": SEATS,
-            "PLACES": places_for(cpus, 8 * _CLASSES * _HIST),
+            "SLOTS": SLOT_COUNT,
+            "SEATS": TASK_SLOTS,
+            "PLACES": cgroup_slots(cpus, 8 * _CLASSES * _HIST),
             "CPUS": cpus,
             "PAIRS": 1,
-            "PAIR_BITS": pair_bits(cpus, PAIR_BYTES + 8 * SLOTS, MAX_BYTES),
-            "PAIR_SLOTS": SLOTS,
+            "PAIR_BITS": pair_bits(cpus, PAIR_BYTES + 8 * SLOT_COUNT, MAX_WAKEUP_PAIR_BYTES),
+            "PAIR_SLOTS": SLOT_COUNT,
         },
         btf=btf,
         remedy="boot Linux 5.10 or later without PREEMPT_RT, with its per-CPU variables in BTF (CONFIG_DEBUG_INFO_BTF, pahole"
@@ -164,6 +146,8 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
     )
 
 
-def open_wakeups(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> Wakers:
+def open_wakeups(
+    *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
+) -> WakeupsProbe:
     """Start the probe in the first form that the kernel takes. Raises Unavailable with reason and remedy if it takes none."""
-    return opened(job(forms, cpu_numbers(), btf), Wakers, child_python=child_python)
+    return load_probe(job(forms, cpu_id_limit(), btf), WakeupsProbe, child_python=child_python)

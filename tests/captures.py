@@ -8,15 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from agent.hierarchy import Hierarchy, detect
-from agent.sense.cgroups import CgroupReader
-from agent.sense.indicators import Indicators
-from agent.sense.node import NodeReader
-from agent.sense.schedstat import SchedstatWaits
-from agent.sense.sensor import Sensor
-from api.pods import Pod
-from api.samples import Snapshot
-from cli.capture import MANIFEST, Manifest
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
+from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
+from agent.sensors.node.node_reader import NodeReader
+from agent.sensors.pods.pod_indicators import PodIndicatorScraper
+from agent.sensors.snapshot import Sensor
+from api.pod import Pod
+from api.snapshot import Snapshot
+from cli.capture import MANIFEST, CaptureManifest
 
 CAPTURES = Path(__file__).parent / "captures"
 
@@ -35,8 +35,8 @@ class Captured:
         with tarfile.open(archive) as tar:
             tar.extractall(root, filter="data")
         self.root = root
-        self.manifest = msgspec.json.decode((root / MANIFEST).read_bytes(), type=Manifest)
-        mounted = detect(root / "proc")
+        self.manifest = msgspec.json.decode((root / MANIFEST).read_bytes(), type=CaptureManifest)
+        mounted = detect_hierarchy(root / "proc")
         self.hierarchy = Hierarchy(
             v1={name: self._here(mount) for name, mount in mounted.v1.items() if self._here(mount).exists()},
             v2=None if mounted.v2 is None else self._here(mounted.v2),
@@ -54,8 +54,8 @@ class Captured:
                 node=node,
                 sys=self.root / "sys",
                 pods=NoPods(),
-                waits=SchedstatWaits(self.root / "proc", self.hierarchy),
-                indicators=Indicators(),
+                waits=SchedstatRunqLatency(self.root / "proc", self.hierarchy),
+                indicators=PodIndicatorScraper(),
             )
             return sensor.snapshot(1, 1, 1)
 

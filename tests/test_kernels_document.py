@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.qrm import table
-from agent.sense import fields
-from agent.sense.node import ASKED, SOURCES
+from agent.qrm.knobs import knob_files
+from agent.sensors.cgroup import cgroup_files as cgroup_cgroup_files
+from agent.sensors.node.node_reader import KERNEL_QUERIES, NODE_SOURCES
 from probes import registry
 from probes.loader import Form, Program
 from tests.kernels_page import (
@@ -41,7 +41,7 @@ NEEDED_BESIDE = {"wakeups": ("per-CPU runqueues",)}
 
 
 def test_the_page_knows_every_probe() -> None:
-    assert list(JOBS) == ["runqlat", *registry.NAMES]
+    assert list(JOBS) == ["runqlat", *registry.PROBE_NAMES]
     assert [named(row[0]) for row in tables("What runs where")[0][1:]] == [[name] for name in JOBS]
 
 
@@ -137,11 +137,11 @@ def test_what_runs_where_follows_from_the_other_tables() -> None:
 def cgroup_files(kind: str) -> set[str]:
     """Files of one version of the hierarchy: `v1` or `v2`."""
     index = ("v1", "v2").index(kind)
-    knobs = [place for row in table.TABLE.values() for place in getattr(row, kind)]
-    once = [files[index] for files in (*table.ONCE_FILES.values(), *table.EFFECTIVE.values())]
+    knobs = [place for row in knob_files.KNOB_SPECS.values() for place in getattr(row, kind)]
+    once = [files[index] for files in (*knob_files.ONE_SHOT_FILES.values(), *knob_files.EFFECTIVE_FILES.values())]
     return (
         {file for place in knobs for file in (*place.files, *place.beside)}
-        | {place.file.decode() for row in fields.TABLE.values() for place in getattr(row, kind)}
+        | {place.file.decode() for row in cgroup_cgroup_files.FIELD_TABLE.values() for place in getattr(row, kind)}
         | {file for file in once if file}
     )
 
@@ -155,7 +155,9 @@ def test_files_of_cgroups_are_those_that_are_read_and_written(kind: str, positio
 
 def test_sources_of_the_node_are_those_that_it_has() -> None:
     told = [name for row in tables("Sources of the node")[0][1:] for name in named(row[0])]
-    assert sorted(told) == sorted([*(name for each in SOURCES.values() for name in each), *ASKED, "frequencies"])
+    assert sorted(told) == sorted(
+        [*(name for each in NODE_SOURCES.values() for name in each), *KERNEL_QUERIES, "frequencies"]
+    )
 
 
 def compiled(text: str, macros: Set[str]) -> str:

@@ -1,1 +1,3 @@
-"""Policies: pure functions of (snapshot, config, memory, now). No I/O, no clock, no randomness."""
+"""Resource advice for one node: pure functions of snapshot, configuration, previous state and time.
+Nothing in this package reads a file, a clock or a random number.
+"""

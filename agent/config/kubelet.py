@@ -1,4 +1,4 @@
-"""Settings of the pods that the agent asks the kubelet and the container runtime for (`--kubelet`)."""
+"""Defines how the agent reaches the kubelet, the container runtime and NRI (`--kubelet`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from msgspec import Meta
 from agent.config.units import Seconds
 
 Url = Annotated[str, Meta(pattern=r"^https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$")]
-LOOPBACK = ("https://127.", "https://localhost:", "https://[::1]:")
-REST = 5
+LOOPBACK_URLS = ("https://127.", "https://localhost:", "https://[::1]:")
+MAX_POLLS_WITHOUT_KUBELET = 5
 """So many looks at the runtime may pass without asking the kubelet, while nothing else runs than before."""
 CgroupRoot = Annotated[str, Meta(pattern=r"^/([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$")]
 
@@ -69,7 +69,7 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def named(self, node: str) -> KubeletConfig:
         """With the name that the certificate of this node's kubelet has, where nothing else tells it."""
-        if self.server_name or not self.url.startswith(LOOPBACK):
+        if self.server_name or not self.url.startswith(LOOPBACK_URLS):
             return self
         return msgspec.structs.replace(self, server_name=node)
 
@@ -77,8 +77,8 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if bool(self.certificate_file) is not bool(self.key_file):
             lacking = "keyFile" if self.certificate_file else "certificateFile"
             raise ValueError(f"{lacking} is missing beside the other of the two; write both, or none")
-        if self.stale_s <= REST * self.interval_s:
+        if self.stale_s <= MAX_POLLS_WITHOUT_KUBELET * self.interval_s:
             raise ValueError(
-                f"staleS {self.stale_s:g} is not longer than {REST} times intervalS {self.interval_s:g}: "
+                f"staleS {self.stale_s:g} is not longer than {MAX_POLLS_WITHOUT_KUBELET} times intervalS {self.interval_s:g}: "
                 "the list would often be too old; raise it"
             )

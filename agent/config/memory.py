@@ -1,6 +1,5 @@
-"""Settings of memory advice: what is promised, when memory is short, and who gives some up. Names in brackets are Katalyst's.
-
-Sizes are bytes. Katalyst's are meant for large nodes: where nothing is configured, smaller nodes take a part of their memory.
+"""Defines the settings of memory advice: headroom, guard, cache reaper, offloading. Names in brackets are Katalyst's.
+Sizes are bytes. Unset sizes scale down on nodes with little memory, because Katalyst's defaults suit large nodes.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.config.units import Ratio, Seconds, ascending
+from agent.config.units import Ratio, Seconds, check_ascending
 from api.qos import QoSLevel
 
 MIB, GIB = 1 << 20, 1 << 30
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
-Part = Annotated[float, Meta(ge=0, le=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 _RESERVE, _RESERVE_PART = 5 * GIB, 8
 _CRITICAL, _CRITICAL_PART = 4 * GIB, 16
 _STATIC, _STATIC_PART = 20 * GIB, 8
@@ -28,13 +27,13 @@ class UtilBasedMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
     enable: bool = False
     """[enable] Policy `canonical` promises what is free, too, not only what is not estimated to be needed."""
-    free_based_ratio: Part = 0.6
+    free_based_ratio: Fraction = 0.6
     """[freeBasedRatio] The part of free memory that counts."""
     static_based_capacity_bytes: Bytes | None = None
     """[staticBasedCapacity] added in any case; 20 GiB unless set, an eighth of nodes below 160 GiB."""
-    cache_based_ratio: Part = 0.0
+    cache_based_ratio: Fraction = 0.0
     """[cacheBasedRatio] The part of page cache that counts as good as free; 0 is none."""
-    request_based_ratio: Part = 0.1
+    request_based_ratio: Fraction = 0.1
     """[requestBasedRatio] The part of what online pods requested that `numa_aware` keeps for them."""
     max_oversold_rate: Annotated[float, Meta(ge=0, le=100)] = 2.0
     """[maxOversoldRate] `numa_aware` promises at most so many times the reclaim root's memory limit; 0 is any number."""
@@ -45,10 +44,12 @@ class UtilBasedMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no single field's bounds can say."""
-        ascending("cpuMemoryRatioLow", self.cpu_memory_ratio_low, "cpuMemoryRatioHigh", self.cpu_memory_ratio_high)
+        check_ascending(
+            "cpuMemoryRatioLow", self.cpu_memory_ratio_low, "cpuMemoryRatioHigh", self.cpu_memory_ratio_high
+        )
 
 
-class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class ReclaimedMemoryGuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """[memoryGuardConfig] A limit on all reclaimed pods together."""
 
     enable: bool = True
@@ -59,18 +60,18 @@ class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """memory.high as a part of the limit: the group reclaims by itself before it meets the limit."""
 
 
-class ReaperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class CacheReaperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """[cache-reaper] Page cache of reclaimed pods is dropped when memory is short."""
 
     enable: bool = False
     """Whether it is done at all."""
-    min_cache_ratio: Part = 0.005
+    min_cache_ratio: Fraction = 0.005
     """[MinCacheUtilizationThreshold] Containers with less cache than this part of the memory are not worth it."""
     interval_s: Seconds = 30.0
     """One container is not asked again before; dropping takes time (Katalyst gives it 30 s)."""
 
 
-class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class OffloadingLayerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """[TMOConfigDetail] One layer of settings of memory offloading: what is not set is as in the layer below."""
 
     enable: bool | None = None
@@ -91,13 +92,13 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """[psiPolicy.psiAvg60Threshold] 0.1 at the bottom, in percent of time: at this pressure nothing is asked for."""
     refault_max_probe: Ratio | None = None
     """[refaultPolicy.maxProbe] 0.01 at the bottom."""
-    reclaim_accuracy_target: Part | None = None
+    reclaim_accuracy_target: Fraction | None = None
     """[refaultPolicy.reclaimAccuracyTarget] 0.99 at the bottom: part of the reclaimed pages that are not wanted back."""
-    reclaim_scan_efficiency_target: Part | None = None
+    reclaim_scan_efficiency_target: Fraction | None = None
     """[refaultPolicy.reclaimScanEfficiencyTarget] 0.6 at the bottom: reclaimed among scanned pages."""
 
 
-class OffloadBlockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class OffloadingBlockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """[blockConfig] Pods with one of these labels or annotations give up nothing."""
 
     labels: Mapping[str, tuple[str, ...]] = {}
@@ -109,15 +110,15 @@ class OffloadBlockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class OffloadingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """[TransparentMemoryOffloadingConfiguration] Memory that is not in use is written back or swapped out, bit by bit."""
 
-    default: OffloadConfig = OffloadConfig()
-    levels: Mapping[QoSLevel, OffloadConfig] = {}
+    default: OffloadingLayerConfig = OffloadingLayerConfig()
+    levels: Mapping[QoSLevel, OffloadingLayerConfig] = {}
     """[qosLevelConfig] over the default,"""
-    pools: Mapping[str, OffloadConfig] = {}
+    pools: Mapping[str, OffloadingLayerConfig] = {}
     """[poolNameConfig] and over that."""
-    cgroups: Mapping[str, OffloadConfig] = {}
+    cgroups: Mapping[str, OffloadingLayerConfig] = {}
     """[CgroupConfig] By path below the controllers' roots; of the default and this alone, whatever runs there."""
-    block: OffloadBlockConfig = OffloadBlockConfig()
-    max_swap_used_ratio: Part = 0.8
+    block: OffloadingBlockConfig = OffloadingBlockConfig()
+    max_swap_used_ratio: Fraction = 0.8
     """When more of the node's swap is used, nothing is swapped out."""
     senpai_stall_s: Annotated[float, Meta(gt=0, le=60)] = 0.01
     """Policy `senpai`: the stall on memory that is aimed at in an interval."""
@@ -150,7 +151,7 @@ class OffloadingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no single field's bounds can say."""
-        ascending("senpaiMinBytes", self.senpai_min_bytes, "senpaiMaxBytes", self.senpai_max_bytes)
+        check_ascending("senpaiMinBytes", self.senpai_min_bytes, "senpaiMaxBytes", self.senpai_max_bytes)
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -175,8 +176,8 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stale_s: Seconds = 30.0
     """Readings of memory files that are older than this are as good as none."""
     util_based: UtilBasedMemoryConfig = UtilBasedMemoryConfig()
-    guard: GuardConfig = GuardConfig()
-    reaper: ReaperConfig = ReaperConfig()
+    guard: ReclaimedMemoryGuardConfig = ReclaimedMemoryGuardConfig()
+    reaper: CacheReaperConfig = CacheReaperConfig()
     offloading: OffloadingConfig = OffloadingConfig()
 
     def __post_init__(self) -> None:
@@ -189,20 +190,22 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def reserve_bytes(self, total: int) -> int:
         """Memory kept for online pods on a node of so many bytes."""
-        return min(_sized(self.reserved_for_allocate_bytes, _RESERVE, total // _RESERVE_PART), total)
+        return min(_default_size(self.reserved_for_allocate_bytes, _RESERVE, total // _RESERVE_PART), total)
 
     def critical_bytes(self, numa_total: int) -> int:
         """What has to stay free at least on a NUMA node of so many bytes."""
-        return min(_sized(self.min_critical_watermark_bytes, _CRITICAL, numa_total // _CRITICAL_PART), numa_total)
+        return min(
+            _default_size(self.min_critical_watermark_bytes, _CRITICAL, numa_total // _CRITICAL_PART), numa_total
+        )
 
     def static_bytes(self, total: int) -> int:
         """What is promised beyond all measurement, where utilBased is on."""
-        return _sized(self.util_based.static_based_capacity_bytes, _STATIC, total // _STATIC_PART)
+        return _default_size(self.util_based.static_based_capacity_bytes, _STATIC, total // _STATIC_PART)
 
     def unknown_need_bytes(self, total: int) -> int:
         """What a container is taken to need of which nothing is known."""
-        return _sized(self.fallback_bytes, _FALLBACK, total // _FALLBACK_PART)
+        return _default_size(self.fallback_bytes, _FALLBACK, total // _FALLBACK_PART)
 
 
-def _sized(configured: int | None, large: int, small: int) -> int:
+def _default_size(configured: int | None, large: int, small: int) -> int:
     return min(large, small) if configured is None else configured

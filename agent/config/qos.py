@@ -1,4 +1,4 @@
-"""Settings of how pods say what they are: further annotations for QoS levels and enhancements, and their defaults."""
+"""Defines which annotations state QoS levels and enhancements of pods, and the defaults of enhancements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from api.enhancements import default_problem
+from api.annotations import validate_default_enhancement
 from api.qos import (
     CPU_KEY,
     MEMORY_KEY,
@@ -15,7 +15,7 @@ from api.qos import (
     NUMA_BIND_RESULT_KEY,
     NUMA_IDS_KEY,
     NUMA_NUMBER_KEY,
-    Dialect,
+    AnnotationMapping,
     QoSLevel,
 )
 
@@ -59,7 +59,7 @@ class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     raise ValueError(f"{pair[0]}: {pair[1]!r:.80} means both {other} and {level.value}; choose one")
                 claimed[pair] = level.value
         for name, text in self.enhancement_defaults.items():
-            if problem := default_problem(name, text):
+            if problem := validate_default_enhancement(name, text):
                 raise ValueError(f"enhancementDefaults: {name[:80]}: {problem}")
         for key in self.enhancement_keys:
             if key not in _SECTIONS:
@@ -69,9 +69,9 @@ class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if own.count(key) > 1:
                 raise ValueError(f"annotation {key[:80]!r} stands for two things; give each its own")
 
-    def dialect(self) -> Dialect:
+    def dialect(self) -> AnnotationMapping:
         """The same for those that read annotations."""
-        return Dialect(
+        return AnnotationMapping(
             selectors=self._selectors(),
             renamed=self.enhancement_keys,
             defaults=self.enhancement_defaults,

@@ -1,4 +1,4 @@
-"""Units of settings, each with the bounds that any value of it has to keep."""
+"""Defines the value types of settings with their bounds, and the defaults that several sections share. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ SMALL_NODE_SHARE = 4
 _MIN_RECLAIMED = 4
 
 
-def reclaim_reserve(configured: int | None, cpus: int, numa_nodes: int) -> int:
+def reclaim_reserve_cpus(configured: int | None, cpus: int, numa_nodes: int) -> int:
     """[minReclaimedResourceForAllocate] CPUs that reclaimed pods always keep: at least one a NUMA node, at most all."""
     wanted = min(_MIN_RECLAIMED, cpus // SMALL_NODE_SHARE) if configured is None else configured
     return min(max(wanted, numa_nodes), cpus)
 
 
-def ascending(lower: str, low: float | None, upper: str, high: float | None) -> None:
+def check_ascending(lower: str, low: float | None, upper: str, high: float | None) -> None:
     """Raise ValueError where the first of two settings is above the second; what is not set is above nothing."""
     if low is not None and high is not None and low > high:
         raise ValueError(f"{lower} {low:.12g} is above {upper} {high:.12g}; lower it, or raise {upper}")
+
+
+GIB = 1 << 30
+MIB = 1 << 20

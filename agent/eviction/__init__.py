@@ -1,1 +1,1 @@
-"""Node-level eviction: plugins judge, the manager chooses, a killer acts."""
+"""Eviction as in Katalyst's eviction manager: plugins evaluate thresholds, an evictor carries out the result."""

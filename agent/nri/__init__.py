@@ -1,1 +1,1 @@
-"""The container runtime asks here before it creates a container (NRI): its limits hold from its first instruction on."""
+"""Plugin of the container runtime (NRI): containers receive their limits before their first instruction."""

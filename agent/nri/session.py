@@ -1,4 +1,6 @@
-"""One connection to a runtime's NRI socket: calls both ways, as ttrpc makes them. Ends with the connection, or with garbage."""
+"""One ttrpc connection to the runtime's NRI socket with calls in both directions.
+A handler that fails answers with nothing, because an error would keep the container from being created.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,24 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.nri.frames import OURS, RUNTIMES, Garbage, Kind, Message, Reader, frame
-from api.ports import Unavailable
+from agent.nri.frames import (
+    PLUGIN_CONVERSATION,
+    RUNTIME_CONVERSATION,
+    FrameReader,
+    MessageKind,
+    NriMessage,
+    NriProtocolError,
+    encode_frame,
+)
+from api.interfaces import Unavailable
 from api.proto import nri_pb2 as wire
 from api.proto import ttrpc_pb2 as rpc
 
 log = logging.getLogger(__name__)
-CHUNK = 1 << 16
-UNIMPLEMENTED, INVALID = 12, 3
+READ_BYTES = 1 << 16
+UNIMPLEMENTED, INVALID_ARGUMENT = 12, 3
 """gRPC's codes, which ttrpc has too."""
-_TEXT = 300
+_MAX_ERROR_CHARS = 300
 _PLUGIN = wire.DESCRIPTOR.services_by_name["Plugin"]
 _RUNTIME = wire.DESCRIPTOR.services_by_name["Runtime"]
 _REQUESTS = {method.name: getattr(wire, method.input_type.name) for method in _PLUGIN.methods}
@@ -27,7 +37,7 @@ Handler = Callable[[Any], Awaitable[Any] | Any]
 """From a request to its answer, both messages of NRI."""
 
 
-class Session:
+class NriSession:
     """To be run in an event loop: `connect` makes one, `run` answers until it ends, `call` asks the runtime meanwhile."""
 
     def __init__(
@@ -44,9 +54,9 @@ class Session:
 
     async def run(self) -> None:
         """Read, and have handlers answer, until the runtime hangs up. Raises Garbage, and OSError as the socket does."""
-        frames = Reader()
+        frames = FrameReader()
         try:
-            while data := await self._reader.read(CHUNK):
+            while data := await self._reader.read(READ_BYTES):
                 for message in frames.feed(data):
                     self._take(message)
         finally:
@@ -69,14 +79,15 @@ class Session:
             timeout_nano=round(self._timeout_s * 1e9),
         )
         try:
-            self._send(Message(RUNTIMES, number, Kind.REQUEST, asked.SerializeToString()))
+            self._send(NriMessage(RUNTIME_CONVERSATION, number, MessageKind.REQUEST, asked.SerializeToString()))
             async with asyncio.timeout(self._timeout_s):
-                answered = _read(rpc.Response, await future, method)
+                answered = _decode_message(rpc.Response, await future, method)
             if answered.status.code:
                 raise Unavailable(
-                    f"the runtime refused {method}: {answered.status.message[:_TEXT]}", "see the runtime's log"
+                    f"the runtime refused {method}: {answered.status.message[:_MAX_ERROR_CHARS]}",
+                    "see the runtime's log",
                 )
-            return _read(_ANSWERS[method], answered.payload, method)
+            return _decode_message(_ANSWERS[method], answered.payload, method)
         except TimeoutError:
             raise Unavailable(
                 f"the runtime did not answer {method} within {self._timeout_s:g} s", "see why it hangs"
@@ -88,30 +99,30 @@ class Session:
         """Hang up. Idempotent."""
         self._writer.close()
 
-    def _take(self, message: Message) -> None:
-        if message.conversation == RUNTIMES and message.kind is Kind.RESPONSE:
+    def _take(self, message: NriMessage) -> None:
+        if message.conversation == RUNTIME_CONVERSATION and message.kind is MessageKind.RESPONSE:
             future = self._waiting.get(message.call)
             # An answer that is late has nobody who waits for it.
             if future is not None and not future.done():
                 future.set_result(message.data)
-        elif message.conversation == OURS and message.kind is Kind.REQUEST:
+        elif message.conversation == PLUGIN_CONVERSATION and message.kind is MessageKind.REQUEST:
             task = asyncio.get_running_loop().create_task(self._answer(message))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer(self, message: NriMessage) -> None:
         response = await self._answered(message.data)
-        self._send(Message(OURS, message.call, Kind.RESPONSE, response.SerializeToString()))
+        self._send(NriMessage(PLUGIN_CONVERSATION, message.call, MessageKind.RESPONSE, response.SerializeToString()))
 
     async def _answered(self, data: bytes) -> rpc.Response:
         try:
             request = rpc.Request.FromString(data)
             handler = self._handlers.get(request.method) if request.service == _PLUGIN.full_name else None
             if handler is None:
-                return _no(UNIMPLEMENTED, f"{request.service}.{request.method} is not offered")
+                return _error_response(UNIMPLEMENTED, f"{request.service}.{request.method} is not offered")
             body = _REQUESTS[request.method].FromString(request.payload)
         except Exception as error:  # noqa: BLE001 - protobuf's own, which has no name to import here
-            return _no(INVALID, f"no request: {error}")
+            return _error_response(INVALID_ARGUMENT, f"no request: {error}")
         try:
             answered = handler(body)
             if inspect.isawaitable(answered):
@@ -122,12 +133,12 @@ class Session:
             log.exception("NRI: %s failed, and is answered with nothing", request.method)
             return rpc.Response()
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: NriMessage) -> None:
         if not self._writer.is_closing():
-            self._writer.write(frame(message))
+            self._writer.write(encode_frame(message))
 
 
-async def connect(socket: Path, handlers: Mapping[str, Handler], timeout_s: float) -> Session:
+async def connect_nri(socket: Path, handlers: Mapping[str, Handler], timeout_s: float) -> NriSession:
     """A connection to the socket. Raises Unavailable."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -137,18 +148,15 @@ async def connect(socket: Path, handlers: Mapping[str, Handler], timeout_s: floa
         raise Unavailable(
             f"{socket}: {said}", "see that the container runtime runs and has NRI switched on (containerd 2 has)"
         ) from None
-    return Session(reader, writer, handlers, timeout_s)
+    return NriSession(reader, writer, handlers, timeout_s)
 
 
-def _read(kind: Any, data: bytes, method: str) -> Any:
+def _decode_message(kind: Any, data: bytes, method: str) -> Any:
     try:
         return kind.FromString(data)
     except Exception as error:  # noqa: BLE001 - protobuf's own, as above
-        raise Garbage(f"the answer to {method} is no message: {error}") from None
+        raise NriProtocolError(f"the answer to {method} is no message: {error}") from None
 
 
-def _no(code: int, text: str) -> rpc.Response:
-    return rpc.Response(status=rpc.Status(code=code, message=text[:_TEXT]))
-
-
-__all__ = ("Garbage", "Handler", "Session", "connect")
+def _error_response(code: int, text: str) -> rpc.Response:
+    return rpc.Response(status=rpc.Status(code=code, message=text[:_MAX_ERROR_CHARS]))

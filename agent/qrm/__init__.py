@@ -1,1 +1,3 @@
-"""Advice into cgroup writes: pure planning, a table of knobs, a journal of originals and the actuator."""
+"""Carries out advice: chooses cpusets, decides on cgroup knobs, and applies the decisions (Katalyst's QRM).
+`cpuset`, `decisions` and `knobs` are pure; `actuator` alone writes to the kernel.
+"""

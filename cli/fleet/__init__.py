@@ -1,1 +1,1 @@
-"""All agents of a cluster at once, through the API server: `kubectl dioptase`."""
+"""`kubectl dioptase`: all agents of a cluster at once, through the API server."""

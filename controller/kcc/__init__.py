@@ -1,1 +1,1 @@
-"""KatalystCustomConfig: which node gets which configuration, and how fast a new one spreads."""
+"""Distribution of configuration objects to nodes by KatalystCustomConfig, with canary rollout."""

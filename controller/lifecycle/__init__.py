@@ -1,1 +1,1 @@
-"""The objects that every node has, and what becomes of a node whose agent is gone."""
+"""Objects that every node has, and taints and evictions for nodes without a ready agent."""

@@ -1,5 +1,4 @@
-"""Malachite's HTTP contract, served from our snapshots: an unchanged Katalyst agent can be pointed at it.
-
-`past` keeps what rates need, one module per family makes its documents (pure functions of a snapshot and that past), and
-`server` answers. What every field is made of is listed in docs/malachite.md.
+"""Serves Malachite's HTTP contract from snapshots: a stock Katalyst agent can be pointed at it unchanged.
+One module per family makes its documents, as pure functions of a snapshot and the counters of five seconds ago;
+`server` answers. docs/malachite.md lists the source of every field.
 """

@@ -1,31 +1,31 @@
-"""`cgroup/groups` on version 1."""
+"""Makes `cgroup/groups` for cgroup version 1. Pure."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
 
-from api.facts import UNLIMITED, IoStat
-from exporters.malachite.cgroups import (
-    CgroupView,
-    Cpuset,
-    FsData,
-    MemData,
+from api.measurements import UNLIMITED, IoStat
+from exporters.malachite.cgroup_documents import (
+    CgroupInputs,
+    CpusetFields,
+    FsCounters,
+    MemCounters,
     NetGroup,
     cpu_and_tasks,
-    cpuset,
-    file_io,
-    memory_events,
-    network,
+    cpuset_fields,
+    fs_counters,
+    mem_counters,
+    network_group,
 )
-from exporters.malachite.wire import MAX_I64, Loads, Wire, i64, named, seconds, u64
+from exporters.malachite.wire import MAX_I64, LoadFields, MalachiteStruct, i64, matching_fields, u64, unix_seconds
 
 NO_QUOTA, DEFAULT_PERIOD_US = -1, 100_000
-MOST_BYTES = MAX_I64 // mmap.PAGESIZE * mmap.PAGESIZE
+UNLIMITED_V1_BYTES = MAX_I64 // mmap.PAGESIZE * mmap.PAGESIZE
 """What version 1 shows for no limit (PAGE_COUNTER_MAX pages)."""
 
 
-class CpuTimesAt(Wire, frozen=True):
+class CpuTimesAt(MalachiteStruct, frozen=True):
     """CPU time in nanoseconds."""
 
     cpu_usage: int | None = None
@@ -34,7 +34,7 @@ class CpuTimesAt(Wire, frozen=True):
     update_time: int | None = None
 
 
-class Cpu(Wire, frozen=True, kw_only=True):
+class V1CpuFields(MalachiteStruct, frozen=True, kw_only=True):
     """The ratios are cores, in spite of their names; throttled time is in nanoseconds."""
 
     full_path: str | None = None
@@ -51,7 +51,7 @@ class Cpu(Wire, frozen=True, kw_only=True):
     task_nr_unint: int | None = None
     task_nr_iowait: int | None = None
     task_nr_sleeping: int | None = None
-    load: Loads | None = None
+    load: LoadFields | None = None
     cycles: int | None = None
     instructions: int | None = None
     l3_misses: int | None = None
@@ -61,7 +61,7 @@ class Cpu(Wire, frozen=True, kw_only=True):
     update_time: int | None = None
 
 
-class NumaPages(Wire, frozen=True):
+class V1NumaPages(MalachiteStruct, frozen=True):
     """Pages of one NUMA node; `hierarchical_*` with all cgroups below."""
 
     total: int | None = None
@@ -74,13 +74,13 @@ class NumaPages(Wire, frozen=True):
     hierarchical_unevictable: int | None = None
 
 
-class NumaStat(NumaPages, frozen=True, kw_only=True):
+class V1NumaStat(V1NumaPages, frozen=True, kw_only=True):
     """Which node they are of: `N0`."""
 
     numa_name: str
 
 
-class MemoryStat(Wire, frozen=True):
+class V1MemoryStat(MalachiteStruct, frozen=True):
     """memory.stat: bytes, but events for pgfault, pgmajfault and allocstall; `total_*` with all cgroups below."""
 
     cache: int | None = None
@@ -108,7 +108,7 @@ class MemoryStat(Wire, frozen=True):
     total_inactive_file: int | None = None
 
 
-class Memory(MemoryStat, frozen=True, kw_only=True):
+class V1MemoryFields(V1MemoryStat, frozen=True, kw_only=True):
     """The other files of the controller, in bytes."""
 
     full_path: str | None = None
@@ -117,90 +117,90 @@ class Memory(MemoryStat, frozen=True, kw_only=True):
     kern_memory_usage_in_bytes: int | None = None
     kern_tcp_memory_limit_in_bytes: int | None = None
     kern_tcp_memory_usage_in_bytes: int | None = None
-    bpf_mem_data: MemData
-    numa_stat: tuple[NumaStat, ...] = ()
+    bpf_mem_data: MemCounters
+    numa_stat: tuple[V1NumaStat, ...] = ()
     update_time: int | None = None
 
 
-class Device(Wire, frozen=True, rename={"data": "Data"}):
+class DeviceCounters(MalachiteStruct, frozen=True, rename={"data": "Data"}):
     """Counters of one device, by operation."""
 
     data: dict[str, int]
 
 
-class Blkio(Wire, frozen=True, kw_only=True):
+class V1BlkioFields(MalachiteStruct, frozen=True, kw_only=True):
     """Operations and bytes by device, `MAJOR:MINOR`, cumulative."""
 
     full_path: str | None = None
     user_path: str
-    iops_details: dict[str, Device]
-    bps_details: dict[str, Device]
+    iops_details: dict[str, DeviceCounters]
+    bps_details: dict[str, DeviceCounters]
     iops_total: int | None = None
     bps_total: int | None = None
-    bpf_fs_data: FsData
-    old_bpf_fs_data: FsData
+    bpf_fs_data: FsCounters
+    old_bpf_fs_data: FsCounters
     update_time: int | None = None
 
 
-class CpuV1(Wire, frozen=True, rename={"v1": "V1"}):
-    v1: Cpu
+class V1CpuLevel(MalachiteStruct, frozen=True, rename={"v1": "V1"}):
+    v1: V1CpuFields
 
 
-class MemoryV1(Wire, frozen=True, rename={"v1": "V1"}):
-    v1: Memory
+class V1MemoryLevel(MalachiteStruct, frozen=True, rename={"v1": "V1"}):
+    v1: V1MemoryFields
 
 
-class CpusetV1(Wire, frozen=True, rename={"v1": "V1"}):
-    v1: Cpuset
+class V1CpusetLevel(MalachiteStruct, frozen=True, rename={"v1": "V1"}):
+    v1: CpusetFields
 
 
-class BlkioV1(Wire, frozen=True, rename={"v1": "V1"}):
-    v1: Blkio
+class V1BlkioLevel(MalachiteStruct, frozen=True, rename={"v1": "V1"}):
+    v1: V1BlkioFields
 
 
-class CpuGroup(Wire, frozen=True, rename={"cpu": "Cpu"}):
-    cpu: CpuV1
+class V1CpuGroup(MalachiteStruct, frozen=True, rename={"cpu": "Cpu"}):
+    cpu: V1CpuLevel
 
 
-class MemoryGroup(Wire, frozen=True, rename={"memory": "Memory"}):
-    memory: MemoryV1
+class V1MemoryGroup(MalachiteStruct, frozen=True, rename={"memory": "Memory"}):
+    memory: V1MemoryLevel
 
 
-class CpusetGroup(Wire, frozen=True, rename={"cpuset": "CpuSet"}):
-    cpuset: CpusetV1
+class V1CpusetGroup(MalachiteStruct, frozen=True, rename={"cpuset": "CpuSet"}):
+    cpuset: V1CpusetLevel
 
 
-class BlkioGroup(Wire, frozen=True, rename={"blkio": "BlkIO"}):
-    blkio: BlkioV1
+class V1BlkioGroup(MalachiteStruct, frozen=True, rename={"blkio": "BlkIO"}):
+    blkio: V1BlkioLevel
 
 
-class Groups(Wire, frozen=True, rename="pascal"):
+class V1CgroupGroups(MalachiteStruct, frozen=True, rename="pascal"):
     """All of a cgroup; one whose controller does not know it is left out."""
 
-    cpuacct: CpuGroup
-    memory: MemoryGroup | None = None
-    cpuset: CpusetGroup | None = None
-    blkio: BlkioGroup | None = None
+    cpuacct: V1CpuGroup
+    memory: V1MemoryGroup | None = None
+    cpuset: V1CpusetGroup | None = None
+    blkio: V1BlkioGroup | None = None
     net_cls: NetGroup | None = None
 
 
-def groups(of: CgroupView) -> Groups:
+def v1_groups(inputs: CgroupInputs) -> V1CgroupGroups:
     """The documents of one cgroup."""
-    memory, cpus, blocks = _memory(of), cpuset(of), _blkio(of)
-    return Groups(
-        cpuacct=CpuGroup(cpu=CpuV1(v1=_cpu(of))),
-        memory=None if memory is None else MemoryGroup(memory=MemoryV1(v1=memory)),
-        cpuset=None if cpus is None else CpusetGroup(cpuset=CpusetV1(v1=cpus)),
-        blkio=None if blocks is None else BlkioGroup(blkio=BlkioV1(v1=blocks)),
-        net_cls=network(of),
+    memory, cpus, blocks = _memory(inputs), cpuset_fields(inputs), _blkio(inputs)
+    return V1CgroupGroups(
+        cpuacct=V1CpuGroup(cpu=V1CpuLevel(v1=_cpu(inputs))),
+        memory=None if memory is None else V1MemoryGroup(memory=V1MemoryLevel(v1=memory)),
+        cpuset=None if cpus is None else V1CpusetGroup(cpuset=V1CpusetLevel(v1=cpus)),
+        blkio=None if blocks is None else V1BlkioGroup(blkio=V1BlkioLevel(v1=blocks)),
+        net_cls=network_group(inputs),
     )
 
 
-def _cpu(of: CgroupView) -> Cpu:
+def _cpu(of: CgroupInputs) -> V1CpuFields:
     sample, limits = of.sample, of.sample.limits
     quota, period = i64(limits.quota_us), i64(limits.period_us)
     per_cpu = sample.per_cpu_ns
-    return Cpu(
+    return V1CpuFields(
         full_path=of.layout.full_path("cpu", sample.path),
         # The client divides by the period. A kernel without these files knows no quota.
         cfs_quota_us=NO_QUOTA if quota is None else quota,
@@ -221,7 +221,7 @@ def _cpu(of: CgroupView) -> Cpu:
     )
 
 
-def _times_before(of: CgroupView) -> CpuTimesAt | None:
+def _times_before(of: CgroupInputs) -> CpuTimesAt | None:
     if of.before is None:
         return None
     frame, earlier = of.before
@@ -229,11 +229,11 @@ def _times_before(of: CgroupView) -> CpuTimesAt | None:
         cpu_usage=u64(earlier.cpu_usage_ns),
         cpu_user_time=u64(earlier.cpu_user_ns),
         cpu_sys_time=u64(earlier.cpu_system_ns),
-        update_time=seconds(frame.wall_time_ns),
+        update_time=unix_seconds(frame.wall_time_ns),
     )
 
 
-def _memory(of: CgroupView) -> Memory | None:
+def _memory(of: CgroupInputs) -> V1MemoryFields | None:
     sample, limits = of.sample, of.sample.limits
     stat = dict(sample.memory_stat)
     if sample.memory_bytes is None and not stat:
@@ -243,46 +243,48 @@ def _memory(of: CgroupView) -> Memory | None:
     if of.reclaims is not None:
         # A kernel that counts them itself is rare; our probe sees the same calls since it was loaded.
         stat.setdefault("total_allocstall", of.reclaims.direct)
-    return Memory(
+    return V1MemoryFields(
         full_path=of.layout.full_path("memory", sample.path),
         memory_limit_in_bytes=_limit(limits.memory_max_bytes),
         memory_usage_in_bytes=u64(sample.memory_bytes),
         kern_memory_usage_in_bytes=u64(sample.kernel_memory_bytes),
         kern_tcp_memory_limit_in_bytes=_limit(limits.kernel_tcp_max_bytes),
         kern_tcp_memory_usage_in_bytes=u64(sample.kernel_tcp_bytes),
-        bpf_mem_data=memory_events(of),
+        bpf_mem_data=mem_counters(of),
         numa_stat=_numa(sample.numa_stat),
         update_time=of.files_at,
-        **named(MemoryStat, stat),
+        **matching_fields(V1MemoryStat, stat),
     )
 
 
 def _limit(limit: int | None) -> int | None:
-    return MOST_BYTES if limit == UNLIMITED else u64(limit)
+    return UNLIMITED_V1_BYTES if limit == UNLIMITED else u64(limit)
 
 
-def _numa(stat: Mapping[str, Mapping[int, int]]) -> tuple[NumaStat, ...]:
+def _numa(stat: Mapping[str, Mapping[int, int]]) -> tuple[V1NumaStat, ...]:
     nodes = sorted({node for by_node in stat.values() for node in by_node if u64(node) is not None})
     return tuple(
-        NumaStat(
+        V1NumaStat(
             numa_name=f"N{node}",
-            **named(NumaPages, {kind: by_node[node] for kind, by_node in stat.items() if node in by_node}),
+            **matching_fields(V1NumaPages, {kind: by_node[node] for kind, by_node in stat.items() if node in by_node}),
         )
         for node in nodes
     )
 
 
-def _blkio(of: CgroupView) -> Blkio | None:
+def _blkio(of: CgroupInputs) -> V1BlkioFields | None:
     io = of.sample.io
     if not io and of.blocks is None:
         return None  # nobody counts, or files that have nothing leave open whether they would have
-    new, old = file_io(of)
-    return Blkio(
+    new, old = fs_counters(of)
+    return V1BlkioFields(
         full_path=of.layout.full_path("blkio", of.sample.path),
         user_path=of.sample.path,
-        iops_details={device: Device(data=_by_operation(io[device], "reads", "writes", "discards")) for device in io},
+        iops_details={
+            device: DeviceCounters(data=_by_operation(io[device], "reads", "writes", "discards")) for device in io
+        },
         bps_details={
-            device: Device(data=_by_operation(io[device], "read_bytes", "write_bytes", "discard_bytes"))
+            device: DeviceCounters(data=_by_operation(io[device], "read_bytes", "write_bytes", "discard_bytes"))
             for device in io
         },
         iops_total=u64((new.fs_read or 0) + (new.fs_write or 0)),

@@ -1,28 +1,138 @@
-"""`cgroup/groups` on version 2."""
+"""Makes `cgroup/groups` for cgroup version 2, with memory.stat and memory.numa_stat. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from api.facts import UNLIMITED, IoStat
-from exporters.malachite.cgroup_v1 import DEFAULT_PERIOD_US, Device
-from exporters.malachite.cgroups import (
-    CgroupView,
-    Cpuset,
-    FsData,
-    MemData,
+from api.measurements import UNLIMITED, IoStat
+from exporters.malachite.cgroup_documents import (
+    CgroupInputs,
+    CpusetFields,
+    FsCounters,
+    MemCounters,
     NetGroup,
     cpu_and_tasks,
-    cpuset,
-    file_io,
-    memory_events,
-    network,
+    cpuset_fields,
+    fs_counters,
+    mem_counters,
+    network_group,
 )
-from exporters.malachite.memory_stat import MemoryStat, NumaStat, memory_stat, numa_stat
-from exporters.malachite.wire import NS_PER_US, Loads, Stalls, Wire, i64, named, scaled, stalls, u64
+from exporters.malachite.cgroup_v1 import DEFAULT_PERIOD_US, DeviceCounters
+from exporters.malachite.wire import (
+    NS_PER_US,
+    LoadFields,
+    MalachiteStruct,
+    PressureFile,
+    i64,
+    in_unit,
+    matching_fields,
+    pressure_file,
+    u64,
+)
+
+SPLIT_COUNTERS = ("workingset_refault", "workingset_activate")
+"""Kernels from 5.9 on count anonymous memory and files apart (commit 170b04b7ae49); the documents want the sums too."""
 
 
-class CpuStats(Wire, frozen=True):
+class V2MemoryStat(MalachiteStruct, frozen=True):
+    """memory.stat; a name that this kernel does not have is left out."""
+
+    anon: int | None = None
+    file: int | None = None
+    kernel: int | None = None
+    kernel_stack: int | None = None
+    sock: int | None = None
+    shmem: int | None = None
+    file_mapped: int | None = None
+    file_dirty: int | None = None
+    file_writeback: int | None = None
+    anon_thp: int | None = None
+    inactive_anon: int | None = None
+    active_anon: int | None = None
+    inactive_file: int | None = None
+    active_file: int | None = None
+    unevictable: int | None = None
+    slab_reclaimable: int | None = None
+    slab_unreclaimable: int | None = None
+    slab: int | None = None
+    bgd_reclaim: int | None = None
+    workingset_refault: int | None = None
+    workingset_refault_anon: int | None = None
+    workingset_refault_file: int | None = None
+    workingset_activate: int | None = None
+    workingset_activate_anon: int | None = None
+    workingset_activate_file: int | None = None
+    workingset_restore_anon: int | None = None
+    workingset_restore_file: int | None = None
+    workingset_nodereclaim: int | None = None
+    pgfault: int | None = None
+    pgmajfault: int | None = None
+    pgrefill: int | None = None
+    pgscan: int | None = None
+    pgsteal: int | None = None
+    pgscan_kswapd: int | None = None
+    pgscan_direct: int | None = None
+    pgsteal_kswapd: int | None = None
+    pgsteal_direct: int | None = None
+    pgactivate: int | None = None
+    pgdeactivate: int | None = None
+    pglazyfree: int | None = None
+    pglazyfreed: int | None = None
+    thp_fault_alloc: int | None = None
+    thp_collapse_alloc: int | None = None
+
+
+class V2NumaStat(MalachiteStruct, frozen=True):
+    """memory.numa_stat of one NUMA node."""
+
+    anon: int | None = None
+    file: int | None = None
+    kernel_stack: int | None = None
+    shmem: int | None = None
+    file_mapped: int | None = None
+    file_dirty: int | None = None
+    file_writeback: int | None = None
+    anon_thp: int | None = None
+    inactive_anon: int | None = None
+    active_anon: int | None = None
+    inactive_file: int | None = None
+    active_file: int | None = None
+    unevictable: int | None = None
+    slab_reclaimable: int | None = None
+    slab_unreclaimable: int | None = None
+    workingset_refault: int | None = None
+    workingset_activate: int | None = None
+    workingset_nodereclaim: int | None = None
+
+
+def memory_stat(stat: Mapping[str, int]) -> V2MemoryStat:
+    """The node-wide file of a cgroup."""
+    return V2MemoryStat(**matching_fields(V2MemoryStat, _with_sums(stat)))
+
+
+def numa_stat(stat: Mapping[str, Mapping[int, int]]) -> dict[str, V2NumaStat]:
+    """By node as the kernel writes it: `N0`."""
+    nodes = sorted({node for by_node in stat.values() for node in by_node if u64(node) is not None})
+    return {
+        f"N{node}": V2NumaStat(
+            **matching_fields(
+                V2NumaStat, _with_sums({kind: values[node] for kind, values in stat.items() if node in values})
+            )
+        )
+        for node in nodes
+    }
+
+
+def _with_sums(stat: Mapping[str, int]) -> dict[str, int]:
+    summed = dict(stat)
+    for name in SPLIT_COUNTERS:
+        parts = [stat[part] for part in (f"{name}_anon", f"{name}_file") if part in stat]
+        if parts:
+            summed.setdefault(name, sum(parts))
+    return summed
+
+
+class CpuStats(MalachiteStruct, frozen=True):
     """cpu.stat, in microseconds."""
 
     usage_usec: int | None = None
@@ -33,12 +143,12 @@ class CpuStats(Wire, frozen=True):
     throttled_usec: int | None = None
 
 
-class Cpu(Wire, frozen=True, kw_only=True):
+class V2CpuFields(MalachiteStruct, frozen=True, kw_only=True):
     """The ratios are cores, in spite of their names; `max` is microseconds in each `max_period`."""
 
     full_path: str | None = None
     cpu_stats: CpuStats
-    cpu_pressure: Stalls | None = None
+    cpu_pressure: PressureFile | None = None
     weight: int | None = None
     max: int
     max_period: int
@@ -50,14 +160,14 @@ class Cpu(Wire, frozen=True, kw_only=True):
     task_nr_unint: int | None = None
     task_nr_iowait: int | None = None
     task_nr_sleeping: int | None = None
-    load: Loads | None = None
+    load: LoadFields | None = None
     cycles: int | None = None
     instructions: int | None = None
     l3_misses: int | None = None
     update_time: int | None = None
 
 
-class LocalEvents(Wire, frozen=True):
+class LocalEvents(MalachiteStruct, frozen=True):
     """memory.events.local."""
 
     low: int | None = None
@@ -67,7 +177,7 @@ class LocalEvents(Wire, frozen=True):
     oom_kill: int | None = None
 
 
-class Memory(Wire, frozen=True, kw_only=True):
+class V2MemoryFields(MalachiteStruct, frozen=True, kw_only=True):
     """Bytes."""
 
     full_path: str | None = None
@@ -79,94 +189,94 @@ class Memory(Wire, frozen=True, kw_only=True):
     min: int | None = None
     swap_current: int | None = None
     swap_max: int | None = None
-    mem_stats: MemoryStat
-    mem_numa_stats: dict[str, NumaStat]
-    mem_pressure: Stalls | None = None
+    mem_stats: V2MemoryStat
+    mem_numa_stats: dict[str, V2NumaStat]
+    mem_pressure: PressureFile | None = None
     mem_local_events: LocalEvents
-    bpf_mem_data: MemData
+    bpf_mem_data: MemCounters
     update_time: int | None = None
 
 
-class Blkio(Wire, frozen=True, kw_only=True):
+class V2BlkioFields(MalachiteStruct, frozen=True, kw_only=True):
     """io.stat by device, `MAJOR:MINOR`, cumulative; limits of I/O are not read."""
 
     full_path: str | None = None
     user_path: str
-    io_stat: dict[str, Device]
-    io_pressure: Stalls | None = None
-    bpf_fs_data: FsData
-    old_bpf_fs_data: FsData
+    io_stat: dict[str, DeviceCounters]
+    io_pressure: PressureFile | None = None
+    bpf_fs_data: FsCounters
+    old_bpf_fs_data: FsCounters
     update_time: int | None = None
 
 
-class CpuV2(Wire, frozen=True, rename={"v2": "V2"}):
-    v2: Cpu
+class V2CpuLevel(MalachiteStruct, frozen=True, rename={"v2": "V2"}):
+    v2: V2CpuFields
 
 
-class MemoryV2(Wire, frozen=True, rename={"v2": "V2"}):
-    v2: Memory
+class V2MemoryLevel(MalachiteStruct, frozen=True, rename={"v2": "V2"}):
+    v2: V2MemoryFields
 
 
-class CpusetV2(Wire, frozen=True, rename={"v2": "V2"}):
-    v2: Cpuset
+class V2CpusetLevel(MalachiteStruct, frozen=True, rename={"v2": "V2"}):
+    v2: CpusetFields
 
 
-class BlkioV2(Wire, frozen=True, rename={"v2": "V2"}):
-    v2: Blkio
+class V2BlkioLevel(MalachiteStruct, frozen=True, rename={"v2": "V2"}):
+    v2: V2BlkioFields
 
 
-class CpuGroup(Wire, frozen=True, rename={"cpu": "Cpu"}):
-    cpu: CpuV2
+class V2CpuGroup(MalachiteStruct, frozen=True, rename={"cpu": "Cpu"}):
+    cpu: V2CpuLevel
 
 
-class MemoryGroup(Wire, frozen=True, rename={"memory": "Memory"}):
-    memory: MemoryV2
+class V2MemoryGroup(MalachiteStruct, frozen=True, rename={"memory": "Memory"}):
+    memory: V2MemoryLevel
 
 
-class CpusetGroup(Wire, frozen=True, rename={"cpuset": "CpuSet"}):
-    cpuset: CpusetV2
+class V2CpusetGroup(MalachiteStruct, frozen=True, rename={"cpuset": "CpuSet"}):
+    cpuset: V2CpusetLevel
 
 
-class BlkioGroup(Wire, frozen=True, rename={"blkio": "BlkIO"}):
-    blkio: BlkioV2
+class V2BlkioGroup(MalachiteStruct, frozen=True, rename={"blkio": "BlkIO"}):
+    blkio: V2BlkioLevel
 
 
-class Groups(Wire, frozen=True, rename="pascal", kw_only=True):
+class V2CgroupGroups(MalachiteStruct, frozen=True, rename="pascal", kw_only=True):
     """All of a cgroup; one whose controller does not know it is left out."""
 
-    cpuacct: CpuGroup
-    memory: MemoryGroup | None = None
-    cpuset: CpusetGroup | None = None
-    blkio: BlkioGroup
+    cpuacct: V2CpuGroup
+    memory: V2MemoryGroup | None = None
+    cpuset: V2CpusetGroup | None = None
+    blkio: V2BlkioGroup
     net_cls: NetGroup | None = None
 
 
-def groups(of: CgroupView) -> Groups:
+def v2_groups(inputs: CgroupInputs) -> V2CgroupGroups:
     """The documents of one cgroup."""
-    memory, cpus = _memory(of), cpuset(of)
-    return Groups(
-        cpuacct=CpuGroup(cpu=CpuV2(v2=_cpu(of))),
-        memory=None if memory is None else MemoryGroup(memory=MemoryV2(v2=memory)),
-        cpuset=None if cpus is None else CpusetGroup(cpuset=CpusetV2(v2=cpus)),
-        blkio=BlkioGroup(blkio=BlkioV2(v2=_blkio(of))),
-        net_cls=network(of),
+    memory, cpus = _memory(inputs), cpuset_fields(inputs)
+    return V2CgroupGroups(
+        cpuacct=V2CpuGroup(cpu=V2CpuLevel(v2=_cpu(inputs))),
+        memory=None if memory is None else V2MemoryGroup(memory=V2MemoryLevel(v2=memory)),
+        cpuset=None if cpus is None else V2CpusetGroup(cpuset=V2CpusetLevel(v2=cpus)),
+        blkio=V2BlkioGroup(blkio=V2BlkioLevel(v2=_blkio(inputs))),
+        net_cls=network_group(inputs),
     )
 
 
-def _cpu(of: CgroupView) -> Cpu:
+def _cpu(of: CgroupInputs) -> V2CpuFields:
     sample, limits = of.sample, of.sample.limits
     quota, period = i64(limits.quota_us), i64(limits.period_us)
-    return Cpu(
+    return V2CpuFields(
         full_path=of.layout.full_path("cpu", sample.path),
         cpu_stats=CpuStats(
-            usage_usec=scaled(sample.cpu_usage_ns, NS_PER_US),
-            user_usec=scaled(sample.cpu_user_ns, NS_PER_US),
-            system_usec=scaled(sample.cpu_system_ns, NS_PER_US),
+            usage_usec=in_unit(sample.cpu_usage_ns, NS_PER_US),
+            user_usec=in_unit(sample.cpu_user_ns, NS_PER_US),
+            system_usec=in_unit(sample.cpu_system_ns, NS_PER_US),
             nr_periods=u64(sample.periods),
             nr_throttled=u64(sample.throttled_periods),
-            throttled_usec=scaled(sample.throttled_ns, NS_PER_US),
+            throttled_usec=in_unit(sample.throttled_ns, NS_PER_US),
         ),
-        cpu_pressure=stalls(sample.cpu_pressure),
+        cpu_pressure=pressure_file(sample.cpu_pressure),
         weight=i64(limits.weight),
         max=UNLIMITED if quota is None or quota < 0 else quota,
         max_period=DEFAULT_PERIOD_US if period is None or period <= 0 else period,
@@ -175,11 +285,11 @@ def _cpu(of: CgroupView) -> Cpu:
     )
 
 
-def _memory(of: CgroupView) -> Memory | None:
+def _memory(of: CgroupInputs) -> V2MemoryFields | None:
     sample, limits = of.sample, of.sample.limits
     if sample.memory_bytes is None and not sample.memory_stat:
         return None
-    return Memory(
+    return V2MemoryFields(
         full_path=of.layout.full_path("memory", sample.path),
         user_path=sample.path,
         memory_usage_in_bytes=u64(sample.memory_bytes),
@@ -191,26 +301,26 @@ def _memory(of: CgroupView) -> Memory | None:
         swap_max=u64(limits.swap_max_bytes),
         mem_stats=memory_stat(sample.memory_stat),
         mem_numa_stats=numa_stat(sample.numa_stat),
-        mem_pressure=stalls(sample.memory_pressure),
+        mem_pressure=pressure_file(sample.memory_pressure),
         mem_local_events=_local_events(sample.memory_events),
-        bpf_mem_data=memory_events(of),
+        bpf_mem_data=mem_counters(of),
         update_time=of.files_at,
     )
 
 
 def _local_events(events: Mapping[str, int]) -> LocalEvents:
     local = {name.removeprefix("local."): count for name, count in events.items() if name.startswith("local.")}
-    return LocalEvents(**named(LocalEvents, local))
+    return LocalEvents(**matching_fields(LocalEvents, local))
 
 
-def _blkio(of: CgroupView) -> Blkio:
+def _blkio(of: CgroupInputs) -> V2BlkioFields:
     sample = of.sample
-    new, old = file_io(of)
-    return Blkio(
+    new, old = fs_counters(of)
+    return V2BlkioFields(
         full_path=of.layout.full_path("blkio", sample.path),
         user_path=sample.path,
-        io_stat={device: Device(data=_io_stat(stat)) for device, stat in sample.io.items()},
-        io_pressure=stalls(sample.io_pressure),
+        io_stat={device: DeviceCounters(data=_io_stat(stat)) for device, stat in sample.io.items()},
+        io_pressure=pressure_file(sample.io_pressure),
         bpf_fs_data=new,
         old_bpf_fs_data=old,
         update_time=of.io_at,

@@ -1,25 +1,115 @@
-"""`system/compute`: CPU time by CPU, run-queue waits, load and tasks; also the client's health check, so always answered.
-
-Shares of time are over the last five seconds, the interval at which the client asks.
+"""Makes `system/compute`: CPU time by CPU, run-queue latency, load and tasks; also the client's health check.
+Pure. Shares are over the last five seconds. Mean run-queue latency by CPU comes from /proc/schedstat, else from the
+run-queue probe, else from the waits of cgroups spread over their cpusets.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from api.facts import CpuCounters, CpuTimes, L3Monitor
+from api.cpu import parse_cpu_list
+from api.measurements import CpuCounters, CpuTimes, L3Monitor
 from api.rates import delta
-from api.samples import Snapshot
-from exporters.malachite.past import History, Past
-from exporters.malachite.waits import Waits
-from exporters.malachite.wire import Loads, Stalls, Wire, counts, real, seconds, stalls, u64
+from api.snapshot import Snapshot
+from exporters.malachite.history import CounterFrame, MalachiteHistory
+from exporters.malachite.wire import (
+    NS_PER_MS,
+    LoadFields,
+    MalachiteStruct,
+    PressureFile,
+    finite,
+    is_identifier,
+    pressure_file,
+    u64,
+    unix_seconds,
+)
 
-RESCTRL = "/sys/fs/resctrl/"
-MODES = tuple(field for field in CpuTimes.__struct_fields__)
-BUSY = tuple(mode for mode in MODES if mode not in ("idle_ns", "iowait_ns", "steal_ns"))
+
+class CpuRunqLatency:
+    """Mean waits in milliseconds; zero where nobody waited, None where that is not known."""
+
+    def __init__(self, now: Snapshot, history: MalachiteHistory) -> None:
+        self._by_cpu = _by_schedstat(now, history) or _by_probe(now, history) or _by_cpuset(now, history)
+
+    def of(self, cpu: int) -> float | None:
+        found = self._by_cpu.get(cpu)
+        return None if found is None else _mean_ms(*found)
+
+    def of_all(self) -> float | None:
+        if not self._by_cpu:
+            return None
+        return _mean_ms(
+            sum(waited for waited, _ in self._by_cpu.values()), sum(waits for _, waits in self._by_cpu.values())
+        )
 
 
-class Counted(Wire, frozen=True):
+def _by_schedstat(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[float, float]]:
+    """Time and number of waits by CPU, of /proc/schedstat."""
+    past, node = history.past, now.node
+    found: dict[int, tuple[float, float]] = {}
+    for cpu in node.timeslices if past is not None else ():
+        assert past is not None
+        waited = delta(past.run_delay_ns.get(cpu), node.run_delay_ns.get(cpu))
+        waits = delta(past.timeslices.get(cpu), node.timeslices[cpu])
+        if waited is not None and waits is not None:
+            found[cpu] = (waited, waits)
+    return found
+
+
+def _by_probe(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[float, float]]:
+    """The same as our probe counted."""
+    past = {} if history.past is None else history.past.cpu_waits
+    found: dict[int, tuple[float, float]] = {}
+    for cpu, wait in now.node.cpu_waits.items():
+        before = past.get(cpu)
+        if before is None:
+            continue
+        waited, waits = delta(before.sum_ns, wait.sum_ns), delta(before.count, wait.count)
+        if waited is not None and waits is not None:
+            found[cpu] = (waited, waits)
+    return found
+
+
+def _by_cpuset(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[float, float]]:
+    """The same from the waits of cgroups, spread evenly over the CPUs that each may use."""
+    online = frozenset(now.topology.ids)
+    found: dict[int, tuple[float, float]] = {}
+    lists: dict[str | None, tuple[int, ...]] = {}
+    for sample in now.cgroups.values():
+        known = history.cgroup(sample)
+        if sample.wait is None or known is None or known[1].wait is None:
+            continue
+        waited, waits = delta(known[1].wait[0], sample.wait.sum_ns), delta(known[1].wait[1], sample.wait.count)
+        if waited is None or waits is None:
+            continue
+        text = sample.limits.cpus
+        if text not in lists:
+            lists[text] = _allowed_cpus(text, online)
+        cpus = lists[text]
+        for cpu in cpus:
+            before = found.get(cpu, (0.0, 0.0))
+            found[cpu] = (before[0] + waited / len(cpus), before[1] + waits / len(cpus))
+    return found
+
+
+def _allowed_cpus(text: str | None, online: frozenset[int]) -> tuple[int, ...]:
+    try:
+        allowed = online.intersection(parse_cpu_list(text or ""))
+    except ValueError:
+        allowed = frozenset()
+    return tuple(sorted(allowed or online))
+
+
+def _mean_ms(waited_ns: float, waits: float) -> float | None:
+    return finite(waited_ns / waits / NS_PER_MS) if waits else 0.0
+
+
+RESCTRL_PATH = "/sys/fs/resctrl/"
+CPU_MODES = tuple(field for field in CpuTimes.__struct_fields__)
+BUSY_MODES = tuple(mode for mode in CPU_MODES if mode not in ("idle_ns", "iowait_ns", "steal_ns"))
+
+
+class CpiData(MalachiteStruct, frozen=True):
     """Hardware counters over the last five seconds."""
 
     cpi: float
@@ -28,7 +118,7 @@ class Counted(Wire, frozen=True):
     l3_misses: float | None = None
 
 
-class Cpu(Wire, frozen=True):
+class CpuShares(MalachiteStruct, frozen=True):
     """One CPU, or all together. Percent, but for the waits in milliseconds and iowait, which the client takes as it is."""
 
     name: str
@@ -39,17 +129,17 @@ class Cpu(Wire, frozen=True):
     cpu_steal_ratio: float | None = None
     cpu_usr_ratio: float | None = None
     cpu_irq_ratio: float | None = None
-    cpi_data: Counted | None = None
+    cpi_data: CpiData | None = None
 
 
-class Processes(Wire, frozen=True):
+class ProcessCounts(MalachiteStruct, frozen=True):
     """Tasks of the node."""
 
     procs_running: int | None = None
     procs_blocked: int | None = None
 
 
-class L3(Wire, frozen=True):
+class L3Counters(MalachiteStruct, frozen=True):
     """Counters of one L3 cache, in bytes, all control groups together. What a victim cache passes on per second no kernel
     interface gives."""
 
@@ -59,45 +149,45 @@ class L3(Wire, frozen=True):
     llc_occupancy: int | None = None
 
 
-class L3Monitors(Wire, frozen=True):
+class L3Monitors(MalachiteStruct, frozen=True):
     """Memory bandwidth monitoring (resctrl)."""
 
-    l3mon: tuple[L3, ...]
+    l3mon: tuple[L3Counters, ...]
     path: str
     update_time: int | None = None
 
 
-class Compute(Wire, frozen=True, kw_only=True):
+class ComputeDocument(MalachiteStruct, frozen=True, kw_only=True):
     """The document."""
 
-    cpu: tuple[Cpu, ...]
-    global_cpu: Cpu
-    load: Loads | None = None
-    process_stats: Processes
+    cpu: tuple[CpuShares, ...]
+    global_cpu: CpuShares
+    load: LoadFields | None = None
+    process_stats: ProcessCounts
     cpu_codename: str | None = None
     l3_mon: L3Monitors | None = None
-    pressure: Stalls | None = None
+    pressure: PressureFile | None = None
     update_time: int | None = None
 
 
-def compute(now: Snapshot, history: History) -> Compute:
+def compute_document(now: Snapshot, history: MalachiteHistory) -> ComputeDocument:
     """CPUs and load now; shares and waits are absent until there is something to compare with."""
-    node, past, waits = now.node, history.past, Waits(now, history)
-    return Compute(
-        cpu=tuple(_cpu(now, past, waits, number) for number in sorted(node.per_cpu or now.topology.ids)),
+    node, past, waits = now.node, history.past, CpuRunqLatency(now, history)
+    return ComputeDocument(
+        cpu=tuple(_cpu_shares(now, past, waits, number) for number in sorted(node.per_cpu or now.topology.ids)),
         global_cpu=_shares("cpu", None if past is None else past.cpu, node.cpu, waits.of_all()),
         load=None
         if node.load is None
-        else Loads(**dict(zip(("one", "five", "fifteen"), map(real, node.load), strict=True))),
-        process_stats=Processes(procs_running=u64(node.procs_running), procs_blocked=u64(node.procs_blocked)),
+        else LoadFields(**dict(zip(("one", "five", "fifteen"), map(finite, node.load), strict=True))),
+        process_stats=ProcessCounts(procs_running=u64(node.procs_running), procs_blocked=u64(node.procs_blocked)),
         cpu_codename=node.machine.codename or None,
         l3_mon=_l3(now),
-        pressure=stalls(node.cpu_pressure),
-        update_time=seconds(now.wall_time_ns),
+        pressure=pressure_file(node.cpu_pressure),
+        update_time=unix_seconds(now.wall_time_ns),
     )
 
 
-def _cpu(now: Snapshot, past: Past | None, waits: Waits, number: int) -> Cpu:
+def _cpu_shares(now: Snapshot, past: CounterFrame | None, waits: CpuRunqLatency, number: int) -> CpuShares:
     name = f"cpu{number}"
     before = None if past is None else past.per_cpu.get(number)
     shares = _shares(name, before, now.node.per_cpu.get(number), waits.of(number))
@@ -105,7 +195,7 @@ def _cpu(now: Snapshot, past: Past | None, waits: Waits, number: int) -> Cpu:
     return shares if counted is None else msgspec.structs.replace(shares, cpi_data=counted)
 
 
-def _cpi(before: CpuCounters | None, after: CpuCounters | None) -> Counted | None:
+def _cpi(before: CpuCounters | None, after: CpuCounters | None) -> CpiData | None:
     """None where a CPU has retired nothing: the client takes the mean over those that have a ratio."""
     if before is None or after is None:
         return None
@@ -113,7 +203,7 @@ def _cpi(before: CpuCounters | None, after: CpuCounters | None) -> Counted | Non
     if cycles is None or not instructions:
         return None
     misses = delta(before.misses, after.misses)
-    return Counted(
+    return CpiData(
         cpi=cycles / instructions,
         instructions=float(instructions),
         cycles=float(cycles),
@@ -121,21 +211,21 @@ def _cpi(before: CpuCounters | None, after: CpuCounters | None) -> Counted | Non
     )
 
 
-def _shares(name: str, before: CpuTimes | None, after: CpuTimes | None, wait_ms: float | None) -> Cpu:
+def _shares(name: str, before: CpuTimes | None, after: CpuTimes | None, wait_ms: float | None) -> CpuShares:
     if before is None or after is None:
-        return Cpu(name=name, cpu_sched_wait=wait_ms)
+        return CpuShares(name=name, cpu_sched_wait=wait_ms)
     # Single modes do go backwards (Documentation/filesystems/proc.rst says so of iowait): then they did not grow.
-    grown = {mode: max(getattr(after, mode) - getattr(before, mode), 0) for mode in MODES}
+    grown = {mode: max(getattr(after, mode) - getattr(before, mode), 0) for mode in CPU_MODES}
     total = sum(grown.values())
     if not total:
-        return Cpu(name=name, cpu_sched_wait=wait_ms)
+        return CpuShares(name=name, cpu_sched_wait=wait_ms)
 
     def share(*modes: str) -> float:
         return float(sum(grown[mode] for mode in modes) / total)
 
-    return Cpu(
+    return CpuShares(
         name=name,
-        cpu_usage=100 * share(*BUSY),
+        cpu_usage=100 * share(*BUSY_MODES),
         cpu_sys_usage=100 * share("system_ns"),
         cpu_iowait_ratio=share("iowait_ns"),
         cpu_sched_wait=wait_ms,
@@ -148,17 +238,17 @@ def _shares(name: str, before: CpuTimes | None, after: CpuTimes | None, wait_ms:
 def _l3(now: Snapshot) -> L3Monitors | None:
     controls: dict[int, list[L3Monitor]] = {}
     for monitor in now.node.l3:
-        if counts(monitor.id) and not monitor.nested:
+        if is_identifier(monitor.id) and not monitor.is_monitoring_group:
             controls.setdefault(monitor.id, []).append(monitor)
     groups = {monitor.group for monitors in controls.values() for monitor in monitors}
     # A counter that the hardware did not give this time must not look like traffic that was never there.
-    whole = tuple(_sum(cache, of) for cache, of in controls.items() if {monitor.group for monitor in of} == groups)
-    return L3Monitors(l3mon=whole, path=RESCTRL, update_time=seconds(now.wall_time_ns)) if whole else None
+    whole = tuple(_sum_l3(cache, of) for cache, of in controls.items() if {monitor.group for monitor in of} == groups)
+    return L3Monitors(l3mon=whole, path=RESCTRL_PATH, update_time=unix_seconds(now.wall_time_ns)) if whole else None
 
 
-def _sum(cache: int, of: list[L3Monitor]) -> L3:
+def _sum_l3(cache: int, of: list[L3Monitor]) -> L3Counters:
     held = [monitor.occupancy_bytes for monitor in of if monitor.occupancy_bytes is not None]
-    return L3(
+    return L3Counters(
         id=cache,
         mbm_total_bytes=u64(sum(monitor.total_bytes for monitor in of)),
         mbm_local_bytes=u64(sum(monitor.local_bytes for monitor in of)),

@@ -1,22 +1,22 @@
-"""`system/memory`: the node's memory, that of each NUMA node, and how fragmented it is. Sizes are in KiB."""
+"""Makes `system/memory`: memory of the node and of each NUMA node, and fragmentation. Pure. Sizes are in KiB."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
 
-from api.cpus import format_cpu_list
-from api.facts import NumaNode, Zone
-from api.samples import NodeSample, Snapshot
-from exporters.malachite.past import History, node_read_at_ns
-from exporters.malachite.wire import KIB, Numbers, Wire, counts, real, scaled, seconds, u64
+from api.cpu import format_cpu_list
+from api.measurements import MemoryZone, NumaNode
+from api.snapshot import NodeSample, Snapshot
+from exporters.malachite.history import MalachiteHistory, node_read_at_ns
+from exporters.malachite.wire import KIB, MalachiteStruct, NumberList, finite, in_unit, is_identifier, u64, unix_seconds
 
-PAGE = mmap.PAGESIZE
+PAGE_BYTES = mmap.PAGESIZE
 COSTLY_ORDER = 3
 """Above it (PAGE_ALLOC_COSTLY_ORDER, 32 KiB) the kernel does not reclaim without end to find contiguous pages."""
 
 
-class System(Wire, frozen=True):
+class SystemMemorySizes(MalachiteStruct, frozen=True):
     """The node; `vmstat_*` are counters, `mem_sock_*` are pages, `mem_util` is percent."""
 
     mem_total: int | None = None
@@ -48,12 +48,12 @@ class System(Wire, frozen=True):
     mem_sock_udp_limit: int | None = None
 
 
-class Numa(Wire, frozen=True):
+class NumaMemorySizes(MalachiteStruct, frozen=True):
     """One NUMA node. Bandwidths and latencies need counters of the memory controller and are left out."""
 
     id: int
     path: str
-    cpu_list: Numbers
+    cpu_list: NumberList
     mem_total: int | None = None
     mem_used: int | None = None
     mem_free: int | None = None
@@ -66,14 +66,14 @@ class Numa(Wire, frozen=True):
     mem_inactive_file: int | None = None
 
 
-class OrderScore(Wire, frozen=True):
+class OrderScore(MalachiteStruct, frozen=True):
     """Percentage of free memory in blocks smaller than 2^order pages."""
 
     order: int
     score: int
 
 
-class Fragmentation(Wire, frozen=True, kw_only=True):
+class Fragmentation(MalachiteStruct, frozen=True, kw_only=True):
     """The same for a NUMA node: the mean over the orders that are hard to get. The client compacts from 60 to 95 on."""
 
     id: int
@@ -81,38 +81,38 @@ class Fragmentation(Wire, frozen=True, kw_only=True):
     mem_order_scores: tuple[OrderScore, ...]
 
 
-class Memory(Wire, frozen=True):
+class MemoryDocument(MalachiteStruct, frozen=True):
     """The document."""
 
-    system: System
-    numa: tuple[Numa, ...]
+    system: SystemMemorySizes
+    numa: tuple[NumaMemorySizes, ...]
     extfrag: tuple[Fragmentation, ...]
     update_time: int | None = None
 
 
-def memory(now: Snapshot, _history: History) -> Memory:
+def memory_document(now: Snapshot, _history: MalachiteHistory) -> MemoryDocument:
     """Memory as the kernel shows it."""
     node = now.node
-    return Memory(
+    return MemoryDocument(
         system=_system(node),
         numa=tuple(_numa(number, of, node.zones) for number, of in sorted(_numa_nodes(now).items())),
         extfrag=tuple(
-            _fragmentation(number, free) for number, free in sorted(node.free_blocks.items()) if counts(number)
+            _fragmentation(number, free) for number, free in sorted(node.free_blocks.items()) if is_identifier(number)
         ),
-        update_time=seconds(node_read_at_ns(now)),
+        update_time=unix_seconds(node_read_at_ns(now)),
     )
 
 
-def _system(node: NodeSample) -> System:
+def _system(node: NodeSample) -> SystemMemorySizes:
     sizes, events = node.meminfo, node.vmstat
-    kib = {name: scaled(value, KIB) for name, value in sizes.items()}
+    kib = {name: in_unit(value, KIB) for name, value in sizes.items()}
     used = _used(sizes)
     total = sizes.get("MemTotal")
-    return System(
+    return SystemMemorySizes(
         mem_total=kib.get("MemTotal"),
         mem_free=kib.get("MemFree"),
-        mem_used=scaled(used, KIB),
-        mem_util=real(100 * used / total) if used is not None and total else None,
+        mem_used=in_unit(used, KIB),
+        mem_util=finite(100 * used / total) if used is not None and total else None,
         mem_shm=kib.get("Shmem"),
         mem_available=kib.get("MemAvailable"),
         mem_buffers=kib.get("Buffers"),
@@ -157,31 +157,32 @@ def _numa_nodes(now: Snapshot) -> Mapping[int, NumaNode]:
         return {
             number: of if of.cpus else NumaNode(cpus=by_topology.get(number, ()), meminfo=of.meminfo)
             for number, of in now.node.numa.items()
-            if counts(number)
+            if is_identifier(number)
         }
     whole = now.node.meminfo if len(by_topology) == 1 else {}
-    return {number: NumaNode(cpus=cpus, meminfo=whole) for number, cpus in by_topology.items() if counts(number)}
+    return {number: NumaNode(cpus=cpus, meminfo=whole) for number, cpus in by_topology.items() if is_identifier(number)}
 
 
-def _numa(number: int, of: NumaNode, zones: tuple[Zone, ...]) -> Numa:
+def _numa(number: int, of: NumaNode, zones: tuple[MemoryZone, ...]) -> NumaMemorySizes:
     sizes = of.meminfo
-    kib = {name: scaled(value, KIB) for name, value in sizes.items()}
+    kib = {name: in_unit(value, KIB) for name, value in sizes.items()}
     used, files = sizes.get("MemUsed"), sizes.get("FilePages")
     if used is None and "MemTotal" in sizes and "MemFree" in sizes:
         used = sizes["MemTotal"] - sizes["MemFree"]
     if files is None and "Cached" in sizes:
         files = sizes["Cached"] + sizes.get("Buffers", 0)
-    cpus = tuple(cpu for cpu in of.cpus if counts(cpu))
-    return Numa(
+    cpus = tuple(cpu for cpu in of.cpus if is_identifier(cpu))
+    return NumaMemorySizes(
         id=number,
         path=f"/sys/devices/system/node/node{number}",
-        cpu_list=Numbers(meta=format_cpu_list(cpus), inner=cpus),
+        cpu_list=NumberList(meta=format_cpu_list(cpus), inner=cpus),
         mem_total=kib.get("MemTotal"),
-        mem_used=scaled(used, KIB),
+        mem_used=in_unit(used, KIB),
         mem_free=kib.get("MemFree"),
         mem_shmem=kib.get("Shmem"),
-        mem_available=kib.get("MemAvailable") or scaled(_available(sizes, [z for z in zones if z.node == number]), KIB),
-        mem_file_pages=scaled(files, KIB),
+        mem_available=kib.get("MemAvailable")
+        or in_unit(_available(sizes, [z for z in zones if z.node == number]), KIB),
+        mem_file_pages=in_unit(files, KIB),
         mem_active_anon=kib.get("Active(anon)"),
         mem_inactive_anon=kib.get("Inactive(anon)"),
         mem_active_file=kib.get("Active(file)"),
@@ -189,7 +190,7 @@ def _numa(number: int, of: NumaNode, zones: tuple[Zone, ...]) -> Numa:
     )
 
 
-def _available(sizes: Mapping[str, int], zones: list[Zone]) -> int | None:
+def _available(sizes: Mapping[str, int], zones: list[MemoryZone]) -> int | None:
     """Bytes that a NUMA node could give without swapping, by the kernel's own estimate for the whole machine.
 
     si_mem_available() in mm/show_mem.c: free memory above what is reserved, and of page cache and reclaimable slab what
@@ -197,8 +198,8 @@ def _available(sizes: Mapping[str, int], zones: list[Zone]) -> int | None:
     """
     if "MemFree" not in sizes:
         return None
-    low = PAGE * sum(zone.low for zone in zones)
-    reserved = PAGE * sum(zone.high for zone in zones)
+    low = PAGE_BYTES * sum(zone.low for zone in zones)
+    reserved = PAGE_BYTES * sum(zone.high for zone in zones)
     cache = sizes.get("Active(file)", 0) + sizes.get("Inactive(file)", 0)
     slab = sizes.get("KReclaimable", sizes.get("SReclaimable", 0))
     spare = cache - min(cache // 2, low) + slab - min(slab // 2, low)
@@ -207,7 +208,9 @@ def _available(sizes: Mapping[str, int], zones: list[Zone]) -> int | None:
 
 def _fragmentation(number: int, free: Mapping[int, int]) -> Fragmentation:
     scores = {
-        order: score for order in sorted(free) if 0 <= order < 64 and (score := unusable(free, order)) is not None
+        order: score
+        for order in sorted(free)
+        if 0 <= order < 64 and (score := unusable_free_percent(free, order)) is not None
     }
     hard = [score for order, score in scores.items() if order > COSTLY_ORDER]
     return Fragmentation(
@@ -217,7 +220,7 @@ def _fragmentation(number: int, free: Mapping[int, int]) -> Fragmentation:
     )
 
 
-def unusable(free: Mapping[int, int], order: int) -> int | None:
+def unusable_free_percent(free: Mapping[int, int], order: int) -> int | None:
     """Percentage of free memory in blocks too small for this order: unusable_free_index() of mm/vmstat.c, over all zones."""
     pages = {of: max(count, 0) << of for of, count in free.items() if 0 <= of < 64}
     total = sum(pages.values())

@@ -1,8 +1,7 @@
-"""The HTTP server that an unchanged Katalyst agent asks instead of Malachite: GET below /api/v1/, JSON, no more.
-
-Documents are made when they are asked for, from the latest round, and kept until the next one. A cgroup is looked up among
-those of the snapshot and never as a file, so no path that anyone can send leads anywhere. Headers and body leave in one
-write: in two, the client's delayed acknowledgement costs 40 ms a call.
+"""Serves Malachite's documents over HTTP: GET below /api/v1/, JSON, on loopback only.
+Documents are made on request from the latest cycle and kept until the next one. A cgroup is looked up in the snapshot
+and never as a file. Headers and body leave in one write: in two, the client's delayed acknowledgement costs 40 ms a
+call.
 """
 
 from __future__ import annotations
@@ -14,48 +13,54 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from api.decisions import Round
-from api.names import to_text
-from api.ports import Unavailable
-from api.samples import Snapshot
-from api.text import printable
-from exporters.listener import Listener
-from exporters.loopback import is_loopback, names_loopback
+from api.decision import Cycle
+from api.interfaces import Unavailable
+from api.snapshot import Snapshot
+from api.text import cgroup_name_to_text, printable
+from common.http.listener import HttpListener
+from common.http.request_guard import is_loopback, is_loopback_host
 from exporters.malachite import cgroup_v1, cgroup_v2
-from exporters.malachite.cgroups import CgroupView, Layout, view
-from exporters.malachite.compute import compute
-from exporters.malachite.io import io
-from exporters.malachite.memory import memory
-from exporters.malachite.network import network
-from exporters.malachite.past import History
-from exporters.malachite.realtime import freq, info, power, resctrl
-from exporters.malachite.subtree import Subtree
-from exporters.malachite.wire import Wire, envelope, refusal
+from exporters.malachite.cgroup_documents import CgroupInputs, CgroupLayout, SubtreeSums, cgroup_inputs
+from exporters.malachite.compute import compute_document
+from exporters.malachite.devices import (
+    frequency_document,
+    info_document,
+    io_document,
+    network_document,
+    power_document,
+    resctrl_document,
+)
+from exporters.malachite.history import MalachiteHistory
+from exporters.malachite.memory import memory_document
+from exporters.malachite.wire import MalachiteStruct, error_body, success_body
 
 log = logging.getLogger(__name__)
 
-API = "/api/v1/"
-CGROUPS = "cgroup/groups"
-PATH = "cgroup_user_path"
-LONGEST_PATH = 4096
+API_PREFIX = "/api/v1/"
+CGROUP_DOCUMENT = "cgroup/groups"
+CGROUP_PATH_PARAMETER = "cgroup_user_path"
+MAX_PATH_BYTES = 4096
 """PATH_MAX of the kernel."""
-MOST_LINE = 8 * LONGEST_PATH
+MAX_REQUEST_LINE = 8 * MAX_PATH_BYTES
 """Of a request; enough for a path that is too long to be refused in the words of this server."""
-DOCUMENTS: Mapping[str, Callable[[Snapshot, History], Wire]] = {
-    "system/compute": compute,
-    "system/memory": memory,
-    "system/io": io,
-    "system/network": network,
-    "system/info": info,
-    "realtime/power": power,
-    "realtime/freq": freq,
-    "realtime/resctrl": resctrl,
+DOCUMENTS: Mapping[str, Callable[[Snapshot, MalachiteHistory], MalachiteStruct]] = {
+    "system/compute": compute_document,
+    "system/memory": memory_document,
+    "system/io": io_document,
+    "system/network": network_document,
+    "system/info": info_document,
+    "realtime/power": power_document,
+    "realtime/freq": frequency_document,
+    "realtime/resctrl": resctrl_document,
 }
-VERSIONS: Mapping[str, Callable[[CgroupView], Wire]] = {"V1": cgroup_v1.groups, "V2": cgroup_v2.groups}
+GROUPS_BY_VERSION: Mapping[str, Callable[[CgroupInputs], MalachiteStruct]] = {
+    "V1": cgroup_v1.v1_groups,
+    "V2": cgroup_v2.v2_groups,
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Cgroup(Wire, frozen=True):
+class CgroupDocument(MalachiteStruct, frozen=True):
     """The document `cgroup/groups`."""
 
     mount_point: str
@@ -64,7 +69,7 @@ class Cgroup(Wire, frozen=True):
     sub_system_groups: Any
 
 
-class Refused(Exception):
+class MalachiteRefused(Exception):
     """A request that gets an error instead of a document."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -72,17 +77,17 @@ class Refused(Exception):
         self.status = status
 
 
-class Malachite:
+class MalachiteServer:
     """Sink of rounds and server in one."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CgroupLayout) -> None:
         self._layout = layout
-        self._history = History()
-        self._below: Subtree | None = None
+        self._history = MalachiteHistory()
+        self._below: SubtreeSums | None = None
         self._made: dict[str, bytes] = {}
-        self._listener: Listener | None = None
+        self._listener: HttpListener | None = None
 
-    def publish(self, finished: Round) -> None:
+    def publish(self, finished: Cycle) -> None:
         try:
             self._history.add(finished.snapshot)
             self._below = None
@@ -96,7 +101,7 @@ class Malachite:
 
         On loopback alone: the client asks there, an address that is compiled in, and knows neither TLS nor passwords.
         """
-        self._listener = Listener(self.app(), max_line_size=MOST_LINE)
+        self._listener = HttpListener(self.app(), max_line_size=MAX_REQUEST_LINE)
         bound = await self._listener.open(host, port, "--malachite")
         if not all(is_loopback(name) for name, _ in bound):
             await self._listener.close()
@@ -114,61 +119,65 @@ class Malachite:
     def app(self) -> web.Application:
         """What answers, without a port."""
         app = web.Application(middlewares=[self._guard])
-        app.router.add_get(API + CGROUPS, self._cgroup, allow_head=False)
+        app.router.add_get(API_PREFIX + CGROUP_DOCUMENT, self._cgroup, allow_head=False)
         for name in DOCUMENTS:
-            app.router.add_get(API + name, self._document, allow_head=False)
+            app.router.add_get(API_PREFIX + name, self._document, allow_head=False)
         return app
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if not names_loopback(request.headers.get("Host", "")):
-                raise Refused(403, f"Host {request.headers['Host']!r} is not a name of this machine's loopback")
+            if not is_loopback_host(request.headers.get("Host", "")):
+                raise MalachiteRefused(
+                    403, f"Host {request.headers['Host']!r} is not a name of this machine's loopback"
+                )
             return await handler(request)
-        except Refused as refused:
-            return _json(refused.status, refusal(str(refused)))
+        except MalachiteRefused as refused:
+            return _json_response(refused.status, error_body(str(refused)))
         except Unavailable as missing:
-            return _json(503, refusal(f"{missing.reason}: {missing.remedy}"))
+            return _json_response(503, error_body(f"{missing.reason}: {missing.remedy}"))
         except web.HTTPMethodNotAllowed:
-            return _json(405, refusal(f"{request.method} is not served: use GET"))
+            return _json_response(405, error_body(f"{request.method} is not served: use GET"))
         except web.HTTPNotFound:
-            served = ", ".join(API + name for name in (*DOCUMENTS, CGROUPS))
-            return _json(404, refusal(f"{request.path[:LONGEST_PATH]} is not served, but {served}"))
+            served = ", ".join(API_PREFIX + name for name in (*DOCUMENTS, CGROUP_DOCUMENT))
+            return _json_response(404, error_body(f"{request.path[:MAX_PATH_BYTES]} is not served, but {served}"))
 
     async def _document(self, request: web.Request) -> web.StreamResponse:
-        name = request.path.removeprefix(API)
+        name = request.path.removeprefix(API_PREFIX)
         body = self._made.get(name)
         if body is None:
-            body = envelope(DOCUMENTS[name](self._latest(), self._history))
+            body = success_body(DOCUMENTS[name](self._latest(), self._history))
             self._made[name] = body
-        return _json(200, body)
+        return _json_response(200, body)
 
     async def _cgroup(self, request: web.Request) -> web.StreamResponse:
-        path = self._known(asked_path(request.rel_url.raw_query_string))
+        path = self._known(requested_path(request.rel_url.raw_query_string))
         body = self._made.get(path)
         if body is None:
             body = self._make_cgroup(path)
             self._made[path] = body
-        return _json(200, body)
+        return _json_response(200, body)
 
     def _known(self, asked: str) -> str:
         """The snapshot's spelling of a path that is asked for in the kernel's bytes, or in that spelling."""
-        path = to_text(asked.encode(errors="surrogateescape"))
+        path = cgroup_name_to_text(asked.encode(errors="surrogateescape"))
         return path if path in self._latest().cgroups else printable(asked)
 
     def _make_cgroup(self, path: str) -> bytes:
         now = self._latest()
         sample = now.cgroups.get(path)
         if sample is None:
-            raise Refused(404, f"there is no cgroup {path!r}")
+            raise MalachiteRefused(404, f"there is no cgroup {path!r}")
         if sample.files_read_at_ns is None:
             raise Unavailable(f"the files of cgroup {path!r} have not been read yet", "ask again in five seconds")
         if self._below is None:
-            self._below = Subtree(now, self._history)
+            self._below = SubtreeSums(now, self._history)
         layout = self._layout
-        groups = VERSIONS[layout.version](view(sample, now, self._history, self._below, layout))
-        return envelope(
-            Cgroup(mount_point=layout.root, user_path=path, cgroup_type=layout.version, sub_system_groups=groups)
+        groups = GROUPS_BY_VERSION[layout.version](cgroup_inputs(sample, now, self._history, self._below, layout))
+        return success_body(
+            CgroupDocument(
+                mount_point=layout.root, user_path=path, cgroup_type=layout.version, sub_system_groups=groups
+            )
         )
 
     def _latest(self) -> Snapshot:
@@ -177,29 +186,29 @@ class Malachite:
         return self._history.latest
 
 
-def asked_path(query: str) -> str:
+def requested_path(query: str) -> str:
     """The cgroup that a query names, with one leading slash and none at the end; bytes that are not UTF-8 are surrogates.
 
     Raises Refused.
     """
-    if len(query) > 3 * LONGEST_PATH + len(PATH) + 1:
-        raise Refused(414, f"the path is longer than {LONGEST_PATH} bytes")
+    if len(query) > 3 * MAX_PATH_BYTES + len(CGROUP_PATH_PARAMETER) + 1:
+        raise MalachiteRefused(414, f"the path is longer than {MAX_PATH_BYTES} bytes")
     try:
         named = parse_qsl(query, keep_blank_values=True, max_num_fields=8, errors="surrogateescape")
     except ValueError as error:
-        raise Refused(400, f"the query cannot be read: {error}") from error
-    values = [value for name, value in named if name == PATH]
+        raise MalachiteRefused(400, f"the query cannot be read: {error}") from error
+    values = [value for name, value in named if name == CGROUP_PATH_PARAMETER]
     if len(values) != 1 or not values[0]:
-        raise Refused(400, f"give {PATH} once, as in ?{PATH}=%2Fkubepods")
+        raise MalachiteRefused(400, f"give {CGROUP_PATH_PARAMETER} once, as in ?{CGROUP_PATH_PARAMETER}=%2Fkubepods")
     parts = [part for part in values[0].split("/") if part]
     if "\0" in values[0] or any(part in (".", "..") for part in parts):
-        raise Refused(
-            400, f"{values[0][:LONGEST_PATH]!r} is no path of a cgroup: no part of it may be . or .. or hold NUL"
+        raise MalachiteRefused(
+            400, f"{values[0][:MAX_PATH_BYTES]!r} is no path of a cgroup: no part of it may be . or .. or hold NUL"
         )
-    if len(values[0]) > LONGEST_PATH:
-        raise Refused(414, f"the path is longer than {LONGEST_PATH} bytes")
+    if len(values[0]) > MAX_PATH_BYTES:
+        raise MalachiteRefused(414, f"the path is longer than {MAX_PATH_BYTES} bytes")
     return "/" + "/".join(parts)
 
 
-def _json(status: int, body: bytes) -> web.Response:
+def _json_response(status: int, body: bytes) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json")

@@ -1,8 +1,6 @@
-"""What all documents share: the envelope, and numbers that the client's decoder takes.
-
-The client is written in Go: a key that is missing reads as zero, an unknown one is ignored, and one number of the wrong
-kind (a fraction or a negative one where an unsigned integer is due, a string, NaN) loses the whole document. So a value
-that nobody knows, or that cannot be, is left out.
+"""Defines what all Malachite documents share: the envelope, and numbers that the client's Go decoder takes.
+Pure. A missing key reads as zero there, and one number of the wrong kind loses the whole document; so a value that is
+unknown or out of range is left out.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from api.catalogue import NS_PER_S
-from api.cpus import parse_cpu_list
-from api.facts import Load, Pressure
+from api.cpu import parse_cpu_list
+from api.measurements import LoadAverages, Pressure
+from api.metrics import NS_PER_S
 from api.text import printable, to_json
 
 KIB = 1024
@@ -23,11 +21,11 @@ NS_PER_US, NS_PER_MS = 1000, 1_000_000
 MAX_U64, MAX_I64 = (1 << 64) - 1, (1 << 63) - 1
 
 
-class Wire(msgspec.Struct, frozen=True, omit_defaults=True):
+class MalachiteStruct(msgspec.Struct, frozen=True, omit_defaults=True):
     """Part of a document. What is None is left out; what has no default is always there."""
 
 
-class Stall(Wire, frozen=True):
+class PressureLine(MalachiteStruct, frozen=True):
     """One line of a PSI file: shares of time in percent, and the sum in microseconds."""
 
     avg10: float | None = None
@@ -36,14 +34,14 @@ class Stall(Wire, frozen=True):
     total: float | None = None
 
 
-class Stalls(Wire, frozen=True):
+class PressureFile(MalachiteStruct, frozen=True):
     """One PSI file."""
 
-    some: Stall
-    full: Stall | None = None
+    some: PressureLine
+    full: PressureLine | None = None
 
 
-class Loads(Wire, frozen=True):
+class LoadFields(MalachiteStruct, frozen=True):
     """Load averages, in tasks."""
 
     one: float | None = None
@@ -54,19 +52,19 @@ class Loads(Wire, frozen=True):
     runnable_fifteen: float | None = None
 
 
-class Numbers(Wire, frozen=True):
+class NumberList(MalachiteStruct, frozen=True):
     """A kernel list such as `0-3,8`, and its numbers one by one."""
 
     meta: str
     inner: tuple[int, ...]
 
 
-def envelope(data: Wire) -> bytes:
+def success_body(data: MalachiteStruct) -> bytes:
     """The body of a good answer."""
     return to_json({"status": 0, "data": data})
 
 
-def refusal(message: str) -> bytes:
+def error_body(message: str) -> bytes:
     """The body of any other answer: the client takes a status that is not zero for an error, never for data."""
     return msgspec.json.encode({"status": 1, "message": printable(message)})
 
@@ -81,66 +79,72 @@ def i64(value: int | None) -> int | None:
     return value if value is not None and -MAX_I64 <= value <= MAX_I64 else None
 
 
-def counts(number: int) -> bool:
+def is_identifier(number: int) -> bool:
     """Whether it can be the number of a CPU, a node or a cache."""
     return 0 <= number <= MAX_I64
 
 
-def scaled(value: int | None, unit: int) -> int | None:
+def in_unit(value: int | None, unit: int) -> int | None:
     """An unsigned integer in a larger unit, rounded down: bytes as KiB, nanoseconds as microseconds."""
     return None if value is None else u64(value // unit)
 
 
-def real(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """A finite number; JSON has no others."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def seconds(ns: int | None) -> int | None:
+def unix_seconds(ns: int | None) -> int | None:
     """A moment as whole seconds since 1970, rounded down so that it is never in the future."""
     return None if ns is None or ns < 0 else i64(ns // NS_PER_S)
 
 
-def named(kind: type[Wire], values: Mapping[str, int]) -> dict[str, Any]:
+def matching_fields(kind: type[MalachiteStruct], values: Mapping[str, int]) -> dict[str, Any]:
     """Those of the kernel's values that a part of a document has fields for, by the names they share."""
     return {name: value for name in kind.__struct_fields__ if (value := u64(values.get(name))) is not None}
 
 
-def stalls(of: Pressure | None) -> Stalls | None:
+def pressure_file(of: Pressure | None) -> PressureFile | None:
     """A PSI file; `full` is left out where the kernel has none."""
     if of is None:
         return None
-    some = Stall(
-        avg10=real(of.some_avg10), avg60=real(of.some_avg60), avg300=real(of.some_avg300), total=_float(of.some_us)
+    some = PressureLine(
+        avg10=finite(of.some_avg10),
+        avg60=finite(of.some_avg60),
+        avg300=finite(of.some_avg300),
+        total=_float(of.some_us),
     )
     if of.full_us is None:
-        return Stalls(some=some)
-    full = Stall(
-        avg10=real(of.full_avg10), avg60=real(of.full_avg60), avg300=real(of.full_avg300), total=_float(of.full_us)
+        return PressureFile(some=some)
+    full = PressureLine(
+        avg10=finite(of.full_avg10),
+        avg60=finite(of.full_avg60),
+        avg300=finite(of.full_avg300),
+        total=_float(of.full_us),
     )
-    return Stalls(some=some, full=full)
+    return PressureFile(some=some, full=full)
 
 
-def loads(of: Load | None) -> Loads | None:
+def load_averages(of: LoadAverages | None) -> LoadFields | None:
     """Load averages with those of runnable tasks alone."""
     if of is None:
         return None
-    return Loads(
-        one=real(of.one),
-        five=real(of.five),
-        fifteen=real(of.fifteen),
-        runnable_one=real(of.runnable_one),
-        runnable_five=real(of.runnable_five),
-        runnable_fifteen=real(of.runnable_fifteen),
+    return LoadFields(
+        one=finite(of.one),
+        five=finite(of.five),
+        fifteen=finite(of.fifteen),
+        runnable_one=finite(of.runnable_one),
+        runnable_five=finite(of.runnable_five),
+        runnable_fifteen=finite(of.runnable_fifteen),
     )
 
 
-def numbers(text: str | None) -> Numbers | None:
+def number_list(text: str | None) -> NumberList | None:
     """A kernel list, or nothing where the text is none."""
     if text is None:
         return None
     try:
-        return Numbers(meta=text, inner=parse_cpu_list(text))
+        return NumberList(meta=text, inner=parse_cpu_list(text))
     except ValueError:
         return None
 

@@ -12,22 +12,23 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agent.config import AdvisorConfig, Config, LatencyConfig
+from agent.advisor.engine import evaluate_policy
+from agent.config.advisor import AdvisorConfig, LatencyConfig
+from agent.config.config import AgentConfig
 from agent.loop import Loop
-from agent.policy import judge
-from agent.qrm.checkpoint import Checkpoint
-from agent.qrm.foretold import Foretold
-from agent.qrm.knobs import KnobFiles
-from agent.qrm.originals import Originals
-from agent.qrm.placing.state import Allocation
-from api.decisions import Act, Decision, Outcome, Round, Status
-from api.facts import Limits, Wait
+from agent.qrm.actuator.checkpoint import CpusetCheckpoint
+from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.pending_originals import PendingOriginals
+from agent.qrm.actuator.writer import KnobWriter
+from agent.qrm.cpuset.state import CpusetEntry
+from api.decision import ActMode, Cycle, Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
-from api.pods import Pod
+from api.measurements import CgroupLimits, RunqLatency
+from api.pod import Pod
 from api.qos import QoSLevel
-from api.samples import Snapshot, SourceStatus
+from api.snapshot import ComponentHealth, Snapshot
 from tests.agent.advisor.builders import S, pod, snapshot, waits
-from tests.agent.qrm.trees import Tree
+from tests.agent.qrm.actuator.trees import Tree
 
 WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
 
@@ -35,14 +36,14 @@ WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
 class Scripted:
     """A sensor and an actuator that do as told, and a sink that remembers."""
 
-    act, version = Act.ON, "v2"
+    act, version = ActMode.ON, "v2"
 
     def __init__(self, see: Callable[[int], Snapshot]) -> None:
         self.see = see
-        self.foretold = Foretold()
-        self.waits: Mapping[int, Wait] = {}
+        self.foretold = PendingOriginals()
+        self.waits: Mapping[int, RunqLatency] = {}
         self.decided: list[Decision] = []
-        self.rounds: list[Round] = []
+        self.rounds: list[Cycle] = []
         self.failure: Exception | None = None
         self.taken_at_ns: list[int] = []
         self.quotas: Mapping[str, float] = {}
@@ -52,7 +53,7 @@ class Scripted:
         self.taken_at_ns.append(taken_at_ns)
         return msgspec.structs.replace(self.see(seq), seq=seq)
 
-    def read_waits(self, wanted: Collection[int]) -> Mapping[int, Wait]:
+    def read_runq_latency(self, wanted: Collection[int]) -> Mapping[int, RunqLatency]:
         return self.waits
 
     def apply(self, decisions: Sequence[Decision], _now_ns: int, *, loosen: Collection[str]) -> tuple[Outcome, ...]:
@@ -60,12 +61,12 @@ class Scripted:
         if self.failure:
             raise self.failure
         self.decided.extend(decisions)
-        return tuple(Outcome(decision=decision, status=Status.APPLIED) for decision in decisions)
+        return tuple(Outcome(decision=decision, status=OutcomeStatus.APPLIED) for decision in decisions)
 
     def knobs(self, cgroups: Collection[str]) -> Mapping[str, frozenset[Knob]]:
         return dict.fromkeys(cgroups, frozenset(Knob))
 
-    def inherited_cores(self, reclaimed: Collection[str]) -> float | None:
+    def previous_quota_cores(self, reclaimed: Collection[str]) -> float | None:
         return sum(self.quotas[cgroup] for cgroup in reclaimed) if self.quotas else None
 
     def release(self, decisions: object, unseen: object) -> tuple[Outcome, ...]:
@@ -75,13 +76,13 @@ class Scripted:
     def finished(self) -> tuple[Outcome, ...]:
         return ()
 
-    def publish(self, finished: Round) -> None:
+    def publish(self, finished: Cycle) -> None:
         self.rounds.append(finished)
 
 
-def loop_over(script: Scripted, config: Config | None = None) -> Loop:
+def loop_over(script: Scripted, config: AgentConfig | None = None) -> Loop:
     stand_in = cast(Any, script)
-    return Loop(config=config or Config(), sensor=stand_in, actuator=stand_in, sinks=[stand_in])
+    return Loop(config=config or AgentConfig(), sensor=stand_in, actuator=stand_in, sinks=[stand_in])
 
 
 def seen(seq: int, wait: dict[int, int] | None = None) -> Snapshot:
@@ -97,7 +98,7 @@ async def have(script: Scripted, rounds: int) -> None:
 
 async def test_a_round_publishes_what_it_judged_and_did() -> None:
     script = Scripted(seen)
-    finished = loop_over(script).turn("tick")
+    finished = loop_over(script).run_cycle("tick")
     assert script.rounds == [finished]
     assert finished.advice is not None
     assert [outcome.decision.knob for outcome in finished.outcomes] == [Knob.IDLE, Knob.QUOTA]
@@ -109,14 +110,14 @@ async def test_what_the_runtime_made_before_a_round_is_told_with_it(tmp_path: Pa
     tree.make("/batch")
     tree.file("/batch", "cpuset.cpus").write_text("1\n")
     decision = tree.decision("/batch", Knob.CPUSET, "1")
-    told = Outcome(decision=decision, status=Status.APPLIED, before="0-3", after="1")
+    told = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="1")
     script.foretold.tell("/batch", {Knob.CPUSET: "0-3"}, 1.0, done={Knob.CPUSET: told})
-    files, originals = KnobFiles(tree.hierarchy), Originals(tmp_path / "originals.json", "boot")
+    files, originals = KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
     assert script.foretold.adopt(files, originals) == 1
     loop = loop_over(script)
     script.failure = RuntimeError("boom")
-    assert loop.turn("tick").made == (told,), "whatever becomes of the round"
-    assert loop.turn("tick").made == ()
+    assert loop.run_cycle("tick").made == (told,), "whatever becomes of the round"
+    assert loop.run_cycle("tick").made == ()
 
 
 async def test_what_an_agent_left_reclaimed_pods_is_lent_on_and_no_online_pod_s_quota_counts() -> None:
@@ -125,9 +126,9 @@ async def test_what_an_agent_left_reclaimed_pods_is_lent_on_and_no_online_pod_s_
     script.quotas = {"/batch": 0.1, "/web": 4.0}
     loop, found = loop_over(script), []
     for _ in range(3):
-        advice = loop.turn("tick").advice
+        advice = loop.run_cycle("tick").advice
         assert advice is not None
-        found.append((advice.verdict.inputs.get("lent_before_cores"), advice.lent_cores))
+        found.append((advice.reason.inputs.get("lent_before_cores"), advice.reclaimable_cores))
         script.quotas = {"/batch": 0.1 if len(found) == 1 else 1.5, "/web": 4.0}
     assert found[1:] == [(0.1, 0.3), (0.3, 0.5)], "asked once"
 
@@ -140,9 +141,9 @@ async def test_nothing_is_given_back_before_anybody_lists_the_pods(
     pods: tuple[Pod, ...], released: int, *, listed: bool
 ) -> None:
     """An agent that was restarted beside a kubelet that refuses it knows of nobody that he has left."""
-    source = SourceStatus(name="pods", ok=listed, error="" if listed else "answered 403")
+    source = ComponentHealth(name="pods", ok=listed, error="" if listed else "answered 403")
     script = Scripted(lambda seq: msgspec.structs.replace(seen(seq), pods=pods, sources=(source,)))
-    loop_over(script).turn("tick")
+    loop_over(script).run_cycle("tick")
     assert script.released == released
 
 
@@ -150,12 +151,12 @@ async def test_a_bug_in_the_actuator_ends_nothing_and_is_seen(caplog: pytest.Log
     script = Scripted(seen)
     loop = loop_over(script)
     script.failure = RuntimeError("boom")
-    failed = loop.turn("tick")
+    failed = loop.run_cycle("tick")
     assert failed.outcomes == ()
     assert [(s.name, s.ok, s.error) for s in failed.snapshot.sources] == [("actuator", False, "RuntimeError: boom")]
     assert "boom" in caplog.text
     script.failure = None
-    assert len(loop.turn("tick").outcomes) == 2
+    assert len(loop.run_cycle("tick").outcomes) == 2
 
 
 async def test_what_the_last_good_round_was_judged_by_is_there_while_the_next_one_runs_and_after_one_that_failed() -> (
@@ -163,60 +164,63 @@ async def test_what_the_last_good_round_was_judged_by_is_there_while_the_next_on
 ):
     script = Scripted(seen)
     loop, found = loop_over(script), []
-    assert loop.basis is None
-    loop.turn("tick")
-    first = loop.basis
+    assert loop.preview_inputs is None
+    loop.run_cycle("tick")
+    first = loop.preview_inputs
 
     def looking(seq: int) -> Snapshot:
-        found.append(loop.basis)
+        found.append(loop.preview_inputs)
         return seen(seq)
 
     script.see, script.failure = looking, RuntimeError("boom")
     assert first is not None
-    loop.turn("tick")
-    assert (found, loop.basis) == ([first], first)
+    loop.run_cycle("tick")
+    assert (found, loop.preview_inputs) == ([first], first)
     script.failure = None
-    loop.turn("tick")
-    assert loop.basis is not None
-    assert loop.basis.snapshot.seq == 3
+    loop.run_cycle("tick")
+    assert loop.preview_inputs is not None
+    assert loop.preview_inputs.snapshot.seq == 3
 
 
 async def test_cpus_that_a_container_was_made_with_are_known_to_the_next_round() -> None:
     script = Scripted(seen)
     stand_in = cast(Any, script)
     loop = Loop(
-        config=Config(advisor=AdvisorConfig(policy="canonical")), sensor=stand_in, actuator=stand_in, sinks=[stand_in]
+        config=AgentConfig(advisor=AdvisorConfig(policy="canonical")),
+        sensor=stand_in,
+        actuator=stand_in,
+        sinks=[stand_in],
     )
-    given = Allocation(owner_pool_name="dedicated", allocation_result="1", container_name="main", bound_numa=(0,))
+    given = CpusetEntry(owner_pool_name="dedicated", allocation_result="1", container_name="main", bound_numa=(0,))
     script.foretold.promised.make("u-db", {"main": given}, 0.0)
-    advice = loop.turn("tick").advice
+    advice = loop.run_cycle("tick").advice
     assert advice is not None
     assert {pool.name: pool.cpus for pool in advice.pools} == {"share": (0,), "reclaim": (0,)}
 
 
 async def test_a_bug_in_a_policy_changes_nothing_in_that_round() -> None:
     script = Scripted(lambda seq: msgspec.structs.replace(seen(seq), cgroups=cast(Any, None)))
-    finished = loop_over(script).turn("tick")
+    finished = loop_over(script).run_cycle("tick")
     assert script.decided == []
     assert finished.snapshot.sources[-1].name == "advisor"
     assert not finished.snapshot.sources[-1].ok
 
 
-def loop_with(checkpoint: Checkpoint, script: Scripted) -> Loop:
+def loop_with(checkpoint: CpusetCheckpoint, script: Scripted) -> Loop:
     stand_in = cast(Any, script)
-    config = Config(advisor=AdvisorConfig(policy="canonical"))
+    config = AgentConfig(advisor=AdvisorConfig(policy="canonical"))
     return Loop(config=config, sensor=stand_in, actuator=stand_in, sinks=[stand_in], checkpoint=checkpoint)
 
 
 async def test_who_has_which_cpus_survives_a_restart(tmp_path: Path) -> None:
-    finished = loop_with(Checkpoint(tmp_path, "b"), Scripted(seen)).turn("tick")
-    state = Checkpoint(tmp_path, "b").load(0)
+    finished = loop_with(CpusetCheckpoint(tmp_path, "b"), Scripted(seen)).run_cycle("tick")
+    state = CpusetCheckpoint(tmp_path, "b").load(0)
     assert state is not None
     assert finished.advice is not None
     assert {pool.name: frozenset(pool.cpus) for pool in finished.advice.pools} == {
         name: state.pool(name) for name in ("share", "reclaim")
     }
-    again = loop_with(Checkpoint(tmp_path, "b"), Scripted(seen)).turn("tick")
+    again = loop_with(CpusetCheckpoint(tmp_path, "b"), Scripted(seen)).run_cycle("tick")
     assert again.advice is not None
     assert again.advice.pools == finished.advice.pools
 
@@ -226,13 +230,13 @@ async def test_a_damaged_state_is_told_and_made_anew_from_the_cgroups(tmp_path: 
 
     def confined(seq: int) -> Snapshot:
         found = seen(seq)
-        web = msgspec.structs.replace(found.cgroups["/web"], limits=Limits(cpus="1"))
+        web = msgspec.structs.replace(found.cgroups["/web"], limits=CgroupLimits(cpus="1"))
         return msgspec.structs.replace(found, cgroups={**found.cgroups, "/web": web})
 
-    finished = loop_with(Checkpoint(tmp_path, "b"), Scripted(confined)).turn("tick")
+    finished = loop_with(CpusetCheckpoint(tmp_path, "b"), Scripted(confined)).run_cycle("tick")
     assert finished.advice is not None
     assert {pool.name: pool.cpus for pool in finished.advice.pools} == {"share": (1,), "reclaim": (0,)}
-    assert "was damaged" in finished.banner[0]
+    assert "was damaged" in finished.startup_warnings[0]
     assert (tmp_path / "cpu_plugin_state.damaged-1").exists()
 
 
@@ -240,8 +244,8 @@ async def test_a_full_disk_is_told_and_stops_no_round(tmp_path: Path, monkeypatc
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("agent.qrm.checkpoint.replace_file", full)
-    finished = loop_with(Checkpoint(tmp_path, "b"), Scripted(seen)).turn("tick")
+    monkeypatch.setattr("agent.qrm.actuator.checkpoint.replace_file", full)
+    finished = loop_with(CpusetCheckpoint(tmp_path, "b"), Scripted(seen)).run_cycle("tick")
     (status,) = finished.snapshot.sources
     assert (status.name, status.ok) == ("cpu-state", False)
     assert "No space left on device" in status.error
@@ -250,9 +254,11 @@ async def test_a_full_disk_is_told_and_stops_no_round(tmp_path: Path, monkeypatc
 
 async def test_a_shadow_judges_the_same_rounds_and_touches_nothing() -> None:
     script = Scripted(seen)
-    loop = loop_over(script, Config(shadow=AdvisorConfig(policy="canonical")))
-    first, second = loop.turn("tick"), loop.turn("tick")
-    assert [(r.shadow.policy, r.shadow.lent_cores) for r in (first, second) if r.shadow] == [("canonical", 1.0)] * 2
+    loop = loop_over(script, AgentConfig(shadow=AdvisorConfig(policy="canonical")))
+    first, second = loop.run_cycle("tick"), loop.run_cycle("tick")
+    assert [(r.shadow.policy, r.shadow.reclaimable_cores) for r in (first, second) if r.shadow] == [
+        ("canonical", 1.0)
+    ] * 2
     assert first.advice is not None
     assert first.advice.policy == "latency"
     assert {outcome.decision.knob for outcome in second.outcomes} == {Knob.IDLE, Knob.QUOTA}
@@ -262,15 +268,15 @@ async def test_a_shadow_that_fails_has_no_say(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = Scripted(seen)
-    loop = loop_over(script, Config(shadow=AdvisorConfig(policy="canonical")))
+    loop = loop_over(script, AgentConfig(shadow=AdvisorConfig(policy="canonical")))
 
-    def broken(snapshot: Snapshot, config: Config, *others: Any) -> Any:
+    def broken(snapshot: Snapshot, config: AgentConfig, *others: Any) -> Any:
         if config.advisor.policy == "canonical":
             raise RuntimeError("boom")
-        return judge(snapshot, config, *others)
+        return evaluate_policy(snapshot, config, *others)
 
-    monkeypatch.setattr("agent.loop.judge", broken)
-    finished = loop.turn("tick")
+    monkeypatch.setattr("agent.loop.evaluate_policy", broken)
+    finished = loop.run_cycle("tick")
     assert (finished.shadow, len(finished.outcomes)) == (None, 2)
     assert [(s.name, s.ok) for s in finished.snapshot.sources] == [("shadow", False)]
     assert "the shadow policy failed" in caplog.text
@@ -278,8 +284,8 @@ async def test_a_shadow_that_fails_has_no_say(
 
 async def test_with_act_off_nothing_is_decided() -> None:
     script = Scripted(seen)
-    script.act = Act.OFF
-    finished = loop_over(script).turn("tick")
+    script.act = ActMode.OFF
+    finished = loop_over(script).run_cycle("tick")
     assert (finished.advice, finished.outcomes, script.decided) == (None, (), [])
 
 
@@ -287,14 +293,14 @@ async def test_no_cpu_and_no_pod_is_a_round_too() -> None:
     empty = msgspec.structs.replace(
         snapshot(0, [], cpus=1), topology=msgspec.structs.replace(snapshot(0, []).topology, cpus=())
     )
-    finished = loop_over(Scripted(lambda _seq: empty)).turn("tick")
+    finished = loop_over(Scripted(lambda _seq: empty)).run_cycle("tick")
     assert [source for source in finished.snapshot.sources if not source.ok] == []
 
 
 async def test_waits_above_the_target_start_a_round_before_its_time() -> None:
     script = Scripted(lambda seq: seen(1) if seq == 1 else seen(2, {10: 200, 60_000: 100}))
     script.waits = {100: waits({10: 100})}
-    loop = loop_over(script, Config(interval_s=60, watch_interval_s=0.02))
+    loop = loop_over(script, AgentConfig(interval_s=60, watch_interval_s=0.02))
     running = asyncio.create_task(loop.run())
     while not script.rounds:
         await asyncio.sleep(0.01)
@@ -307,17 +313,17 @@ async def test_waits_above_the_target_start_a_round_before_its_time() -> None:
     alarm = script.rounds[1]
     assert alarm.trigger == "wait"
     assert alarm.advice is not None
-    assert (alarm.advice.action, alarm.advice.lent_cores) == ("shrink", 0.1)
+    assert (alarm.advice.action, alarm.advice.reclaimable_cores) == ("shrink", 0.1)
     assert [(d.knob, d.value) for d in script.decided[-2:]] == [(Knob.IDLE, "1"), (Knob.QUOTA, "10000 100000")]
 
 
 async def test_at_the_minimum_alarms_start_no_more_rounds() -> None:
     script = Scripted(lambda seq: seen(1) if seq == 1 else seen(seq, {10: 200, 60_000: 100 * seq}))
-    loop = loop_over(script, Config(interval_s=60, watch_interval_s=0.02))
-    loop.turn("tick")
-    loop.turn("tick")
+    loop = loop_over(script, AgentConfig(interval_s=60, watch_interval_s=0.02))
+    loop.run_cycle("tick")
+    loop.run_cycle("tick")
     assert script.rounds[-1].advice is not None
-    assert script.rounds[-1].advice.lent_cores == 0.1
+    assert script.rounds[-1].advice.reclaimable_cores == 0.1
     running = asyncio.create_task(loop.run())
     for number in range(10):
         script.waits = {100: waits({60_000: 100 * number})}
@@ -329,7 +335,7 @@ async def test_at_the_minimum_alarms_start_no_more_rounds() -> None:
 
 async def test_rounds_are_an_interval_apart_and_none_is_made_up_after_an_overrun() -> None:
     script = Scripted(seen)
-    loop = loop_over(script, Config(interval_s=0.2))
+    loop = loop_over(script, AgentConfig(interval_s=0.2))
     running = asyncio.create_task(loop.run())
     await have(script, 4)
     loop.stop()
@@ -343,18 +349,18 @@ async def test_rounds_are_an_interval_apart_and_none_is_made_up_after_an_overrun
 
 async def test_the_watch_survives_a_source_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     script = Scripted(seen)
-    loop = loop_over(script, Config(interval_s=60, watch_interval_s=0.02))
-    good = script.read_waits
+    loop = loop_over(script, AgentConfig(interval_s=60, watch_interval_s=0.02))
+    good = script.read_runq_latency
 
-    def refuse(_wanted: Collection[int]) -> Mapping[int, Wait]:
+    def refuse(_wanted: Collection[int]) -> Mapping[int, RunqLatency]:
         raise OSError("gone")
 
-    script.read_waits = refuse  # type: ignore[method-assign]
+    script.read_runq_latency = refuse  # type: ignore[method-assign]
     running = asyncio.create_task(loop.run())
     await asyncio.sleep(0.2)
     assert caplog.text.count("waits cannot be watched") == 1
     script.waits = {100: waits({10: 100})}
-    script.read_waits = good  # type: ignore[method-assign]
+    script.read_runq_latency = good  # type: ignore[method-assign]
     await asyncio.sleep(0.1)
     script.waits = {100: waits({10: 110, 60_000: 100})}
     await have(script, 2)
@@ -366,21 +372,21 @@ async def test_the_watch_survives_a_source_that_fails(caplog: pytest.LogCaptureF
 async def test_new_settings_count_from_the_next_round_on() -> None:
     script = Scripted(seen)
     loop = loop_over(script)
-    before = loop.turn("tick").advice
-    loop.obey(Config(advisor=AdvisorConfig(enable_reclaim=False)))
-    after = loop.turn("tick").advice
+    before = loop.run_cycle("tick").advice
+    loop.apply_config(AgentConfig(advisor=AdvisorConfig(enable_reclaim=False)))
+    after = loop.run_cycle("tick").advice
     assert before is not None
     assert after is not None
-    assert before.advertised is not None
-    assert after.advertised is not None
-    assert (before.advertised.cores, after.advertised.cores) == (None, 0.0)
-    assert after.advertised.verdict.rule == "reclaim_off"
+    assert before.reported_headroom is not None
+    assert after.reported_headroom is not None
+    assert (before.reported_headroom.cores, after.reported_headroom.cores) == (None, 0.0)
+    assert after.reported_headroom.reason.rule == "reclaim_off"
 
 
 async def test_a_new_target_counts_between_rounds_too() -> None:
-    def config(target_wait_ms: float) -> Config:
+    def config(target_wait_ms: float) -> AgentConfig:
         latency = LatencyConfig(target_wait_ms=target_wait_ms, stale_s=60)
-        return Config(interval_s=60, watch_interval_s=0.02, advisor=AdvisorConfig(latency=latency))
+        return AgentConfig(interval_s=60, watch_interval_s=0.02, advisor=AdvisorConfig(latency=latency))
 
     script = Scripted(seen)
     script.waits = {100: waits({10: 100})}
@@ -391,7 +397,7 @@ async def test_a_new_target_counts_between_rounds_too() -> None:
     script.waits = {100: waits({10: 110, 60_000: 100})}
     await asyncio.sleep(0.1)
     assert len(script.rounds) == 1, "60 ms are nothing to a target of a second"
-    loop.obey(config(10))
+    loop.apply_config(config(10))
     script.waits = {100: waits({10: 120, 60_000: 200})}
     await have(script, 2)
     loop.stop()

@@ -9,20 +9,21 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agent.config import AdvisorConfig, Config
+from agent.components import open_evictor
+from agent.config.advisor import AdvisorConfig
+from agent.config.config import AgentConfig
 from agent.config.eviction import EvictionConfig
-from agent.eviction.evictor import Evictor
-from agent.eviction.signals import SignalKiller
-from agent.hierarchy import Hierarchy
+from agent.eviction.runner import EvictionRunner
+from agent.eviction.signals import SignalEvictor
 from agent.loop import Loop
-from agent.optional import open_evictor
-from api.decisions import Act
-from api.evictions import KillEvent, KillReason
-from api.samples import Snapshot
-from tests.agent.eviction.test_evictor import RSS, Remembering, over
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import ActMode
+from api.eviction import EvictionEvent, EvictionEventReason
+from api.snapshot import Snapshot
+from tests.agent.eviction.test_runner import RSS, Remembering, over
 from tests.agent.test_loop import Scripted
 
-CONFIG = Config(advisor=AdvisorConfig(policy="none"), eviction=EvictionConfig(plugins=(RSS,), interval_s=0.001))
+CONFIG = AgentConfig(advisor=AdvisorConfig(policy="none"), eviction=EvictionConfig(plugins=(RSS,), interval_s=0.001))
 
 
 def too_large(seq: int) -> Snapshot:
@@ -49,26 +50,26 @@ class Sensed(Scripted):
 
 def test_a_round_tells_thresholds_victims_and_what_became_of_them() -> None:
     killer = Remembering()
-    loop = loop_with(Evictor(CONFIG, killer), Sensed(too_large))
-    first = loop.turn("tick")
+    loop = loop_with(EvictionRunner(CONFIG, killer), Sensed(too_large))
+    first = loop.run_cycle("tick")
     assert first.evictions is not None
     assert [victim.pod for victim in first.evictions.victims] == ["default/batch"]
     assert (killer.asked, first.kills) == ([("default/batch", None)], ())
     source = first.snapshot.sources[-1]
     assert (source.name, source.ok, source.duration_ns > 0) == ("eviction", True, True)
-    killer.gone = [KillEvent(pod="default/batch", reason=KillReason.SUCCEEDED, message="m", at_ns=1)]
-    assert [event.reason for event in loop.turn("tick").kills] == [KillReason.SUCCEEDED]
+    killer.gone = [EvictionEvent(pod="default/batch", reason=EvictionEventReason.SUCCEEDED, message="m", at_ns=1)]
+    assert [event.reason for event in loop.run_cycle("tick").kills] == [EvictionEventReason.SUCCEEDED]
     assert killer.asked == [("default/batch", None)]
 
 
 def test_a_bug_in_the_manager_evicts_nobody_is_a_source_and_loses_no_event(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Evictor):
-        def turn(self, *_: object) -> Any:
+    class Broken(EvictionRunner):
+        def run_cycle(self, *_: object) -> Any:
             raise RuntimeError("boom")
 
     killer = Remembering()
-    killer.gone = [KillEvent(pod="default/x", reason=KillReason.FAILED, message="m", at_ns=1)]
-    finished = loop_with(Broken(CONFIG, killer), Sensed(too_large)).turn("tick")
+    killer.gone = [EvictionEvent(pod="default/x", reason=EvictionEventReason.FAILED, message="m", at_ns=1)]
+    finished = loop_with(Broken(CONFIG, killer), Sensed(too_large)).run_cycle("tick")
     assert (finished.evictions, killer.asked) == (None, [])
     assert [event.pod for event in finished.kills] == ["default/x"]
     source = finished.snapshot.sources[-1]
@@ -77,7 +78,7 @@ def test_a_bug_in_the_manager_evicts_nobody_is_a_source_and_loses_no_event(caplo
 
 
 def test_without_a_manager_a_round_says_nothing_of_evictions() -> None:
-    finished = loop_with(None, Sensed(too_large)).turn("tick")
+    finished = loop_with(None, Sensed(too_large)).run_cycle("tick")
     assert (finished.evictions, finished.kills) == (None, ())
     assert all(source.name != "eviction" for source in finished.snapshot.sources)
 
@@ -85,26 +86,26 @@ def test_without_a_manager_a_round_says_nothing_of_evictions() -> None:
 @pytest.mark.parametrize(
     ("act", "plugins", "told", "judges", "kills"),
     [
-        (Act.ON, (RSS,), False, True, True),
-        (Act.DRY_RUN, (RSS,), False, True, False),
-        (Act.OFF, (RSS,), False, False, False),
-        (Act.ON, (), False, False, False),
-        (Act.ON, (), True, True, True),
-        (Act.OFF, (), True, False, False),
+        (ActMode.ON, (RSS,), False, True, True),
+        (ActMode.DRY_RUN, (RSS,), False, True, False),
+        (ActMode.OFF, (RSS,), False, False, False),
+        (ActMode.ON, (), False, False, False),
+        (ActMode.ON, (), True, True, True),
+        (ActMode.OFF, (), True, False, False),
     ],
 )
 def test_who_may_do_what(
-    act: Act, plugins: tuple[Any, ...], told: bool, judges: bool, kills: bool, tmp_path: Path
+    act: ActMode, plugins: tuple[Any, ...], told: bool, judges: bool, kills: bool, tmp_path: Path
 ) -> None:
     made: list[object] = []
 
-    class Watched(SignalKiller):
+    class Watched(SignalEvictor):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             made.append(self)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("agent.evicting.SignalKiller", Watched)
+        patched.setattr("agent.eviction.signals.SignalEvictor", Watched)
         config = msgspec.structs.replace(CONFIG, eviction=EvictionConfig(plugins=plugins))
         found = open_evictor(
             config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack(), node="n1" if told else "", kubelet=False
@@ -114,8 +115,8 @@ def test_who_may_do_what(
 
 def test_a_size_in_mib_is_said_as_such() -> None:
     killer = Remembering()
-    finished = loop_with(Evictor(CONFIG, killer), Sensed(too_large)).turn("tick")
+    finished = loop_with(EvictionRunner(CONFIG, killer), Sensed(too_large)).run_cycle("tick")
     assert finished.evictions is not None
-    assert finished.evictions.victims[0].verdict.text.startswith(
+    assert finished.evictions.victims[0].reason.text.startswith(
         "Resident memory is 200.0 MiB, above 1.05 times the 100.0 MiB"
     )

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from agent import __main__ as agent
-from agent.config import Config
-from agent.config.sockets import SocketsConfig
-from agent.hierarchy import Hierarchy
-from agent.qrm.knobs import KnobFiles
-from api.decisions import Act
-from api.pods import Pod
-from api.ports import Unavailable
+from agent.config.config import AgentConfig, SocketsConfig
+from agent.qrm.actuator.writer import KnobWriter
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import ActMode
+from api.interfaces import Unavailable
+from api.pod import Pod
 
 
 class Silent:
@@ -24,14 +23,14 @@ class Silent:
 
 
 def test_pods_that_nobody_lists_yet_do_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
-    files = KnobFiles(Hierarchy(v1={}, v2=tmp_path))
-    act, missing = agent._effective(Act.ON, files, None, Silent(), Config())
-    assert (act, missing) == (Act.DRY_RUN, ("Decisions run dry: original values cannot be journalled.",))
-    serving = Config(sockets=SocketsConfig(serve=("advisor",)))
-    act, (why,) = agent._effective(Act.ON, files, None, Silent(), serving)
+    files = KnobWriter(Hierarchy(v1={}, v2=tmp_path))
+    act, missing = agent._effective_act(ActMode.ON, files, None, Silent(), AgentConfig())
+    assert (act, missing) == (ActMode.DRY_RUN, ("Decisions run dry: original values cannot be journalled.",))
+    serving = AgentConfig(sockets=SocketsConfig(serve=("advisor",)))
+    act, (why,) = agent._effective_act(ActMode.ON, files, None, Silent(), serving)
     files.close()
     assert (act, why) == (
-        Act.DRY_RUN,
+        ActMode.DRY_RUN,
         "Decisions run dry: sockets.serve has advisor, whose QRM plugin carries them out.",
     )
 
@@ -52,7 +51,7 @@ def test_waits_without_bpf_are_said_to_be_of_pods_only(
     def refused(*, blame: bool) -> None:
         raise Unavailable("bpf() is refused", "run as root")
 
-    monkeypatch.setattr(agent, "open_waits", refused)
+    monkeypatch.setattr(agent, "open_runqlat", refused)
     hierarchy = Hierarchy(v1={}, v2=tmp_path)
     source, banner = agent._open_waits(hierarchy, blame=True, watching=watching)
     source.close()

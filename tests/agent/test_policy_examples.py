@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.config import Config
-from agent.sense.podspec import Door, Place, RawPod, pod_of
-from agent.settings import parse
-from api.profiles import Target
+from agent.config.config import AgentConfig
+from agent.config.loader import parse_config
+from agent.sensors.pods.pod_spec import PodFieldPaths, PodParsingContext, RawPod, pod_from_spec
+from api.annotations import IndicatorTarget
 
 PAGE = (Path(__file__).resolve().parent.parent.parent / "docs/policies.md").read_text()
 SECTIONS = {
@@ -29,18 +29,21 @@ def test_every_policy_has_an_example_and_is_linked_from_the_table() -> None:
 
 @pytest.mark.parametrize(("title", "text"), EXAMPLES)
 def test_an_example_is_taken_and_says_something(title: str, text: str) -> None:
-    config = parse(text.encode(), title)
+    config = parse_config(text.encode(), title)
     # `latency` and what follows from it is what the agent does anyway; its example has a lower target.
-    assert config != Config()
+    assert config != AgentConfig()
 
 
 def test_the_example_of_a_pod_is_read_as_the_page_says() -> None:
     (example,) = (text for text in SECTIONS["rama"] if "metadata:" in text)
     annotations = msgspec.yaml.decode(example)["metadata"]["annotations"]
     raw = msgspec.convert({"name": "web", "containers": [{"cgroup": "/web"}], "annotations": annotations}, RawPod)
-    pod = pod_of(raw, Place(metadata="pods[0]", spec="pods[0]"), Door())
+    pod = pod_from_spec(raw, PodFieldPaths(metadata="pods[0]", spec="pods[0]"), PodParsingContext())
     assert pod.problems == ()
-    assert pod.profile.targets == {"request_p99_ms": Target(upper=20), "cpu_usage_ratio": Target(upper=0.6)}
+    assert pod.profile.targets == {
+        "request_p99_ms": IndicatorTarget(upper=20),
+        "cpu_usage_ratio": IndicatorTarget(upper=0.6),
+    }
     assert pod.profile.lends
 
 
@@ -55,7 +58,7 @@ def test_the_example_of_a_pod_is_read_as_the_page_says() -> None:
 def test_a_profile_that_cannot_hold_is_a_problem_of_its_pod(said: str, problem: str, level: str) -> None:
     annotations = {"dioptase.io/service-profile": said}
     raw = msgspec.convert({"name": "web", "containers": [{"cgroup": "/web"}], "annotations": annotations}, RawPod)
-    pod = pod_of(raw, Place(metadata="pods[0]", spec="pods[0]"), Door())
+    pod = pod_from_spec(raw, PodFieldPaths(metadata="pods[0]", spec="pods[0]"), PodParsingContext())
     (told,) = pod.problems
     assert told.startswith("annotation dioptase.io/service-profile: ")
     assert problem in told

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Config
-from agent.settings import ConfigError, parse
+from agent.config.config import AgentConfig
+from agent.config.loader import ConfigError, parse_config
 
 LEVELS = "choose from shared_cores, dedicated_cores, reclaimed_cores, system_cores"
 WRONG = {
@@ -105,7 +105,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG)
 def test_a_refusal_names_the_field_and_the_remedy(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(text.encode(), "f.yaml")
+        parse_config(text.encode(), "f.yaml")
     assert str(caught.value).startswith(f"f.yaml: {WRONG[text]}")
 
 
@@ -113,19 +113,19 @@ def test_every_part_is_tried() -> None:
     tried = {text.lstrip("{").partition(":")[0] for text in WRONG}
     assert {
         name
-        for name in Config.__struct_encode_fields__
+        for name in AgentConfig.__struct_encode_fields__
         if name not in ("watchIntervalS", "maxCgroups", "qos", "probes")
     } <= (tried)
 
 
 def test_a_refusal_points_to_the_page_with_the_bounds() -> None:
     with pytest.raises(ConfigError, match=r"; docs/settings\.md lists every setting and its bounds"):
-        parse(b"exporters: {maxCgroups: 0}", "f.yaml")
+        parse_config(b"exporters: {maxCgroups: 0}", "f.yaml")
     assert (Path(__file__).parents[2] / "docs/settings.md").exists()
 
 
 def test_long_keys_do_not_fill_the_log() -> None:
     for text in (f"knobs: {{io: {{weights: {{{'x' * 900}: 1}}}}}}", f"{'x' * 900}: 1"):
         with pytest.raises(ConfigError) as caught:
-            parse(text.encode(), "f.yaml")
+            parse_config(text.encode(), "f.yaml")
         assert len(str(caught.value)) < 600

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.enhancements import OOM_BOUNDS, RSS_NEVER, bound_numa, default_problem, enhancements
+from api.annotations import (
+    OOM_PRIORITY_BOUNDS,
+    RSS_THRESHOLD_UNREACHABLE,
+    parse_enhancements,
+    parse_numa_bind_result,
+    validate_default_enhancement,
+)
 from api.qos import (
     CPU_KEY,
     MEMORY_KEY,
@@ -19,11 +25,11 @@ from api.qos import (
     NUMA_IDS_KEY,
     NUMA_NUMBER_KEY,
     QOS_LEVEL_KEY,
+    AnnotationMapping,
     BurstPolicy,
-    Dialect,
     Enhancements,
     QoSLevel,
-    stated_level,
+    explicit_qos_level,
 )
 
 SHARED, DEDICATED, RECLAIMED, SYSTEM = QoSLevel
@@ -47,7 +53,7 @@ NAMES = (
     ],
 )
 def test_levels_are_stated_by_katalysts_annotation_or_a_selector(annotations: dict[str, str], level: QoSLevel) -> None:
-    assert stated_level(annotations, TIER) is level
+    assert explicit_qos_level(annotations, TIER) is level
 
 
 @pytest.mark.parametrize(
@@ -62,16 +68,18 @@ def test_levels_are_stated_by_katalysts_annotation_or_a_selector(annotations: di
 )  # fmt: skip
 def test_unknown_levels_and_contradictions_are_errors(annotations: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match="annotation ") as caught:
-        stated_level(annotations, TIER)
+        explicit_qos_level(annotations, TIER)
     assert message in str(caught.value)
 
 
 def test_selectors_of_two_levels_contradict_each_other_whatever_their_order() -> None:
     selectors = {SYSTEM: {"daemon": "yes"}, RECLAIMED: {"batch": "yes"}}
     with pytest.raises(ValueError, match="batch says reclaimed_cores and daemon says system_cores; remove one"):
-        stated_level({"batch": "yes", "daemon": "yes"}, selectors)
-    assert stated_level({"batch": "no", "daemon": "yes"}, selectors) is SYSTEM
-    assert stated_level({"batch": "no"}, selectors) is None, "of another level than the default it says: not that one"
+        explicit_qos_level({"batch": "yes", "daemon": "yes"}, selectors)
+    assert explicit_qos_level({"batch": "no", "daemon": "yes"}, selectors) is SYSTEM
+    assert explicit_qos_level({"batch": "no"}, selectors) is None, (
+        "of another level than the default it says: not that one"
+    )
 
 
 def memory(**values: Any) -> dict[str, str]:
@@ -132,7 +140,7 @@ BOUND = {MEMORY_KEY: '{"numa_binding": "true"}'}
     ],
 )  # fmt: skip
 def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], field: str, value: object) -> None:
-    found, problems = enhancements(annotations, level)
+    found, problems = parse_enhancements(annotations, level)
     assert getattr(found, field) == value
     assert problems == ()
 
@@ -155,9 +163,9 @@ def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], fie
         (DEDICATED, memory(numa_exclusive="true"), "numa_exclusive", False, "numa_binding: is missing: dedicated_cores pods"),
         (DEDICATED, {}, "numa_binding", False, f"annotation {MEMORY_KEY}: numa_binding: is missing: dedicated_cores pods"),
         (SYSTEM, BOUND, "numa_binding", False, "is for shared_cores and dedicated_cores and reclaimed_cores only"),
-        (SHARED, memory(rss_overuse_threshold="0"), "rss_overuse_threshold", RSS_NEVER, "'0' is no number above 0"),
-        (SHARED, memory(rss_overuse_threshold="-1"), "rss_overuse_threshold", RSS_NEVER, "is no number above 0; write one"),
-        (SHARED, memory(rss_overuse_threshold="inf"), "rss_overuse_threshold", RSS_NEVER, "until then the pod is never"),
+        (SHARED, memory(rss_overuse_threshold="0"), "rss_overuse_threshold", RSS_THRESHOLD_UNREACHABLE, "'0' is no number above 0"),
+        (SHARED, memory(rss_overuse_threshold="-1"), "rss_overuse_threshold", RSS_THRESHOLD_UNREACHABLE, "is no number above 0; write one"),
+        (SHARED, memory(rss_overuse_threshold="inf"), "rss_overuse_threshold", RSS_THRESHOLD_UNREACHABLE, "until then the pod is never"),
         (SHARED, memory(oom_priority="100"), "oom_priority", 99, "100 is outside of 0 to 99, those of shared_cores; taken as"),
         (RECLAIMED, memory(oom_priority="0"), "oom_priority", -1, "0 is outside of -100 to -1"),
         (RECLAIMED, memory(oom_priority="-101"), "oom_priority", -100, "-101 is outside of -100 to -1"),
@@ -193,14 +201,14 @@ def test_enhancements_are_read(level: QoSLevel, annotations: dict[str, str], fie
 def test_what_cannot_hold_is_left_out_and_told(
     level: QoSLevel, annotations: dict[str, str], field: str, value: object, problem: str
 ) -> None:
-    found, problems = enhancements(annotations, level, numa_nodes=(0, 1))
+    found, problems = parse_enhancements(annotations, level, numa_nodes=(0, 1))
     assert getattr(found, field) == value
     assert len(problems) == 1
     assert problem in problems[0]
 
 
 def test_other_keys_and_defaults_of_a_cluster() -> None:
-    dialect = Dialect(
+    dialect = AnnotationMapping(
         renamed={MEMORY_KEY: "corp/memory"},
         defaults={
             "numa_binding": "true",
@@ -211,13 +219,13 @@ def test_other_keys_and_defaults_of_a_cluster() -> None:
         },
         numa_ids_key="corp/nodes",
     )
-    found, problems = enhancements({"corp/memory": '{"oom_priority": "7"}', "corp/nodes": "1"}, SHARED, dialect)
+    found, problems = parse_enhancements({"corp/memory": '{"oom_priority": "7"}', "corp/nodes": "1"}, SHARED, dialect)
     assert (found.numa_binding, found.oom_priority, found.cpuset_pool, problems) == (True, 7, "corp", ())
     assert (found.numa_ids, found.numa_number) == ((1,), 1)
-    found, problems = enhancements({"corp/memory": "{}", **memory(numa_binding="false")}, RECLAIMED, dialect)
+    found, problems = parse_enhancements({"corp/memory": "{}", **memory(numa_binding="false")}, RECLAIMED, dialect)
     assert (found.numa_binding, found.oom_priority, found.cpuset_pool) == (False, -1, "")
     assert (found.numa_number, problems) == (None, ())
-    assert enhancements({}, SYSTEM, dialect)[0] == Enhancements(
+    assert parse_enhancements({}, SYSTEM, dialect)[0] == Enhancements(
         numa_binding=False, oom_priority=299, cpuset_pool="corp"
     )
 
@@ -228,7 +236,7 @@ def test_other_keys_and_defaults_of_a_cluster() -> None:
      ("one", (), f"annotation {NUMA_BIND_RESULT_KEY}: 'one' is no list of NUMA nodes; write one such as 0")],
 )  # fmt: skip
 def test_the_numa_node_that_was_chosen(text: str | None, nodes: tuple[int, ...], problem: str) -> None:
-    found, problems = bound_numa({} if text is None else {NUMA_BIND_RESULT_KEY: text})
+    found, problems = parse_numa_bind_result({} if text is None else {NUMA_BIND_RESULT_KEY: text})
     assert found == nodes
     assert "".join(problems).startswith(problem)
     assert bool(problems) is bool(problem)
@@ -240,8 +248,8 @@ def test_the_numa_node_that_was_chosen(text: str | None, nodes: tuple[int, ...],
      ("oom_priority", "x", "'x' is no whole number"), ("numa", "1", "there is no such enhancement; choose from numa_bind")],
 )  # fmt: skip
 def test_defaults_are_judged(name: str, text: str, problem: str) -> None:
-    assert default_problem(name, text).startswith(problem)
-    assert bool(default_problem(name, text)) is bool(problem)
+    assert validate_default_enhancement(name, text).startswith(problem)
+    assert bool(validate_default_enhancement(name, text)) is bool(problem)
 
 
 json_texts = st.recursive(
@@ -256,8 +264,8 @@ numbers = st.integers().map(str) | st.floats().map(str) | st.text("0123456789-,.
 
 @given(st.dictionaries(keys, st.text() | numbers | json_texts | objects), st.sampled_from(QoSLevel))
 def test_no_text_raises_or_leaves_its_bounds(annotations: dict[str, str], level: QoSLevel) -> None:
-    found, problems = enhancements(annotations, level, numa_nodes=(0,))
-    low, high = OOM_BOUNDS[level]
+    found, problems = parse_enhancements(annotations, level, numa_nodes=(0,))
+    low, high = OOM_PRIORITY_BOUNDS[level]
     assert low <= found.oom_priority <= high or found.oom_priority == 300
     assert found.burst_percent is None or 0 <= found.burst_percent <= 100
     assert found.rss_overuse_threshold is None or found.rss_overuse_threshold > 0
@@ -265,9 +273,9 @@ def test_no_text_raises_or_leaves_its_bounds(annotations: dict[str, str], level:
     assert found.numa_binding or (found.numa_ids is None and found.numa_number is None)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Enhancements) == found
     assert all(len(problem) < 600 for problem in problems)
-    bound_numa(annotations)
+    parse_numa_bind_result(annotations)
     try:
-        told = str(stated_level(annotations, TIER))
+        told = str(explicit_qos_level(annotations, TIER))
     except ValueError as error:
         told = str(error)
     assert told == "None" or told in [*QoSLevel] or told.startswith("annotation ")

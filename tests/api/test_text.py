@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 
+import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from api.samples import CgroupSample
-from api.text import printable, to_json
+from api.snapshot import CgroupSample
+from api.text import cgroup_name_to_bytes, cgroup_name_to_text, printable, to_json
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,34 @@ def test_json_of_a_cgroup_with_a_broken_name() -> None:
     assert decoded["cgroups"]["/\\xe9"]["path"] == "/\\xe9"
     assert decoded["cgroups"]["/\\xe9"]["id"] == 7
     assert decoded["list"] == ["/\\xe9"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (b"kubepods/pod1-2_3.slice", "kubepods/pod1-2_3.slice"),
+        ("größe".encode(), "größe"),
+        (rb"system-serial\x2dgetty.slice", r"system-serial\x2dgetty.slice"),
+        (b'it\'s "quoted"', 'it\'s "quoted"'),
+        (b"a\nb", r"a\x0ab"),
+        (b"\x1b[31mred", r"\x1b[31mred"),
+        (b"caf\xe9", r"caf\xe9"),
+        (rb"caf\xe9", r"caf\x5cxe9"),
+        (rb"\x5c", r"\x5cx5c"),
+        ("\u202egnp".encode(), r"\xe2\x80\xaegnp"),
+    ],
+)
+def test_names_are_written(name: bytes, text: str) -> None:
+    assert cgroup_name_to_text(name) == text
+    assert cgroup_name_to_bytes(text) == name
+
+
+@given(st.binary(max_size=40) | st.text(max_size=40).map(lambda text: text.encode(errors="surrogatepass")))
+@example(b"\\" * 3 + b"x5c")
+@example(b"\\x\\x41\xff\\xff")
+@example(b"\xed\xb3\xbf")
+def test_every_name_comes_back_and_can_be_shown(name: bytes) -> None:
+    text = cgroup_name_to_text(name)
+    assert cgroup_name_to_bytes(text) == name
+    assert text.isprintable()
+    assert msgspec.json.decode(msgspec.json.encode(text)) == text

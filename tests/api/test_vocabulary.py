@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.cpus import format_cpu_list, parse_cpu_list
-from api.facts import CpuTimes, Wait
-from api.histograms import BOUNDS_NS, SLOTS, above, quantile_ns, slot_of
-from api.qos import QOS_LEVEL_KEY, QoSLevel, stated_level
-from api.quantities import parse_quantity, read_quantity
-from api.rates import rates
-from api.samples import CgroupSample
+from api.cpu import format_cpu_list, parse_cpu_list
+from api.histogram import BOUNDS_NS, SLOT_COUNT, count_above, quantile_ns, slot_of
+from api.measurements import CpuTimes, RunqLatency
+from api.qos import QOS_LEVEL_KEY, QoSLevel, explicit_qos_level
+from api.quantity import convert_quantity, parse_quantity
+from api.rates import compute_rates
+from api.snapshot import CgroupSample
 from tests.agent.advisor.builders import pod, snapshot, waits
 
 
@@ -72,25 +72,25 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
     [(2, "2"), (0.5, "0.5"), (1e-10, "0"), ("500m", "0.5"), (0, "0"), (10**17, "100000000000000000")],
 )
 def test_a_quantity_may_be_a_plain_number(value: object, found: str) -> None:
-    assert read_quantity(value) == Decimal(found)
+    assert convert_quantity(value) == Decimal(found)
 
 
 @pytest.mark.parametrize("value", [True, None, [], {}, -1, -0.5, float("inf"), float("nan"), b"1", "8Ei", 10**19])
 def test_what_json_has_in_the_place_of_a_quantity(value: object) -> None:
     with pytest.raises(ValueError, match=r"not a quantity|more than any machine"):
-        read_quantity(value)
+        convert_quantity(value)
 
 
 def test_no_qos_level_is_none_but_a_wrong_one_is_an_error() -> None:
-    assert stated_level({}) is None
-    assert stated_level({QOS_LEVEL_KEY: "reclaimed_cores"}) is QoSLevel.RECLAIMED
+    assert explicit_qos_level({}) is None
+    assert explicit_qos_level({QOS_LEVEL_KEY: "reclaimed_cores"}) is QoSLevel.RECLAIMED
     with pytest.raises(ValueError, match="'best_effort' is not a QoS level; use one of shared_cores"):
-        stated_level({QOS_LEVEL_KEY: "best_effort"})
+        explicit_qos_level({QOS_LEVEL_KEY: "best_effort"})
 
 
 @pytest.mark.parametrize(
     ("wait_ns", "slot"),
-    [(0, 0), (1, 0), (1000, 0), (1001, 1), (2000, 1), (2001, 2), (4000, 2), (4001, 3), (10**15, SLOTS - 1)],
+    [(0, 0), (1, 0), (1000, 0), (1001, 1), (2000, 1), (2001, 2), (4000, 2), (4001, 3), (10**15, SLOT_COUNT - 1)],
 )
 def test_slots_have_inclusive_upper_bounds(wait_ns: int, slot: int) -> None:
     assert slot_of(wait_ns) == slot
@@ -99,12 +99,12 @@ def test_slots_have_inclusive_upper_bounds(wait_ns: int, slot: int) -> None:
 @given(st.integers(0, 10**14))
 def test_a_wait_lies_within_the_bounds_of_its_slot(wait_ns: int) -> None:
     slot = slot_of(wait_ns)
-    assert slot == SLOTS - 1 or wait_ns <= BOUNDS_NS[slot]
+    assert slot == SLOT_COUNT - 1 or wait_ns <= BOUNDS_NS[slot]
     assert slot == 0 or wait_ns > BOUNDS_NS[slot - 1]
 
 
 def slots_of(counts: dict[int, int]) -> list[int]:
-    return [counts.get(k, 0) for k in range(SLOTS)]
+    return [counts.get(k, 0) for k in range(SLOT_COUNT)]
 
 
 @pytest.mark.parametrize(
@@ -122,19 +122,19 @@ def test_quantiles_interpolate_inside_a_slot(counts: dict[int, int], q: float, e
     assert quantile_ns(slots_of(counts), q) == expected_ns
 
 
-@given(st.lists(st.integers(0, 1000), min_size=SLOTS, max_size=SLOTS), st.floats(0.01, 0.99))
+@given(st.lists(st.integers(0, 1000), min_size=SLOT_COUNT, max_size=SLOT_COUNT), st.floats(0.01, 0.99))
 def test_above_is_the_inverse_of_the_quantile(slots: list[int], q: float) -> None:
     value = quantile_ns(slots, q)
     if value is not None and value < BOUNDS_NS[-1]:
         # Where no slot is empty around the rank the two meet exactly; across a gap the quantile is the gap's lower edge.
-        assert above(slots, value) == pytest.approx((1 - q) * sum(slots), abs=1e-6 * sum(slots) + 1e-6)
+        assert count_above(slots, value) == pytest.approx((1 - q) * sum(slots), abs=1e-6 * sum(slots) + 1e-6)
 
 
 def test_rates_of_use_throttling_and_waits() -> None:
     web = pod("web", QoSLevel.SHARED)
     before = snapshot(0, [web], usage_s={"web": 1.0}, wait={"web": waits({10: 5})})
     after = snapshot(2, [web], usage_s={"web": 1.5}, wait={"web": waits({10: 5, 3000: 2})})
-    change = rates(before, after)
+    change = compute_rates(before, after)
     assert change is not None
     web_rates = change.cgroups["/web"]
     assert web_rates.cpu_cores == 0.25
@@ -153,7 +153,7 @@ def test_no_more_of_the_node_is_busy_than_it_has(busy_ms: int, cores: float) -> 
         msgspec.structs.replace(one, node=msgspec.structs.replace(one.node, cpu=cpu))
         for one, cpu in ((first, times), (second, later))
     )
-    found = rates(first, second)
+    found = compute_rates(first, second)
     assert found is not None
     assert found.node.busy_cores == pytest.approx(cores)
 
@@ -161,14 +161,14 @@ def test_no_more_of_the_node_is_busy_than_it_has(busy_ms: int, cores: float) -> 
 def test_no_rate_for_a_new_cgroup_a_counter_that_fell_or_another_boot() -> None:
     web = pod("web", QoSLevel.SHARED)
     before = snapshot(0, [web], usage_s={"web": 1.0}, ids={"web": 1})
-    renewed = rates(before, snapshot(1, [web], usage_s={"web": 2.0}, ids={"web": 2}))
+    renewed = compute_rates(before, snapshot(1, [web], usage_s={"web": 2.0}, ids={"web": 2}))
     assert renewed is not None
     assert "/web" not in renewed.cgroups
-    fell = rates(before, snapshot(1, [web], usage_s={"web": 0.5}, ids={"web": 1}))
+    fell = compute_rates(before, snapshot(1, [web], usage_s={"web": 0.5}, ids={"web": 1}))
     assert fell is not None
     assert fell.cgroups["/web"].cpu_cores is None
-    assert rates(before, msgspec.structs.replace(snapshot(1, [web]), boot_id="other")) is None
-    assert rates(before, before) is None
+    assert compute_rates(before, msgspec.structs.replace(snapshot(1, [web]), boot_id="other")) is None
+    assert compute_rates(before, before) is None
 
 
 def test_throttled_ratio_is_of_the_periods_that_elapsed() -> None:
@@ -179,18 +179,18 @@ def test_throttled_ratio_is_of_the_periods_that_elapsed() -> None:
         sample = CgroupSample(path="/web", id=100, periods=periods, throttled_periods=throttled, throttled_ns=0)
         return msgspec.structs.replace(seen, cgroups={"/web": sample})
 
-    change = rates(with_periods(first, 100, 10), with_periods(second, 110, 15))
+    change = compute_rates(with_periods(first, 100, 10), with_periods(second, 110, 15))
     assert change is not None
     assert change.cgroups["/web"].throttled_periods_ratio == 0.5
-    idle = rates(with_periods(first, 100, 10), with_periods(second, 100, 10))
+    idle = compute_rates(with_periods(first, 100, 10), with_periods(second, 100, 10))
     assert idle is not None
     assert idle.cgroups["/web"].throttled_periods_ratio == 0.0
 
 
 def test_waits_known_as_sums_only_have_no_slots() -> None:
     web = pod("web", QoSLevel.SHARED)
-    before = snapshot(0, [web], wait={"web": Wait(sum_ns=10, count=1)})
-    after = snapshot(1, [web], wait={"web": Wait(sum_ns=30, count=2)})
-    change = rates(before, after)
+    before = snapshot(0, [web], wait={"web": RunqLatency(sum_ns=10, count=1)})
+    after = snapshot(1, [web], wait={"web": RunqLatency(sum_ns=30, count=2)})
+    change = compute_rates(before, after)
     assert change is not None
-    assert change.cgroups["/web"].wait == Wait(sum_ns=20, count=1)
+    assert change.cgroups["/web"].wait == RunqLatency(sum_ns=20, count=1)

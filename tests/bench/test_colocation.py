@@ -9,33 +9,33 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from agent.hierarchy import Hierarchy
-from bench import colocation, tradeoff
-from bench.cell import Bed, Measured, Noise
-from bench.colocation import Budget, expected_s, options, plan_of, reactions_s, run
-from bench.machine import Machine
-from bench.medians import Reaction, Results
-from bench.modes import COMPARED_MODES, CURVE_MODES, MAIN_MODES
-from bench.report import markdown
-from bench.scenarios import BY_NAME as SCENARIOS
-from bench.scenarios import CURVE_SCENARIO, DEFAULT_SCENARIOS
-from demo.schedule import Bursts, Constant
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from bench import colocation, colocation_report
+from bench.colocation import TimeBudget, expected_s, options, plan_of, reactions_s, run_cells
+from bench.colocation_cell import CellResult, CellSetup, MeasurementNoise
+from bench.colocation_modes import COMPARED_MODES, CURVE_MODES, CURVE_SCENARIO, DEFAULT_SCENARIOS, MAIN_MODES
+from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
+from bench.colocation_report import ColocationResults, Reaction, markdown
+from bench.machine import BenchMachine
+from demo.schedule import ConstantRate, RateBursts
 from demo.workloads import size_for
 
-MACHINE = Machine(
+MACHINE = BenchMachine(
     date="2026-01-02 03:04 UTC", kernel="6.18.0", cpu="Some CPU", cpus=2, hypervisor=True, cgroups="v2", python="3.11.2"
 )
 
 
-def cell(mode: str, p99_ms: float, units: float, *, scenario: str = CURVE_SCENARIO, node_use: float = 0.97) -> Measured:
-    return Measured(
+def cell(
+    mode: str, p99_ms: float, units: float, *, scenario: str = CURVE_SCENARIO, node_use: float = 0.97
+) -> CellResult:
+    return CellResult(
         mode=mode, scenario=scenario, round=1, seconds=8, requests=1000, lost=0, p50_ms=0.6, p99_ms=p99_ms, p999_ms=9,
-        units_per_s=units, node_use=node_use, online_us=520, client_cores=0.05, lag_us=30, noise=Noise(0.01, 0.002),
+        units_per_s=units, node_use=node_use, online_us=520, client_cores=0.05, lag_us=30, noise=MeasurementNoise(0.01, 0.002),
     )  # fmt: skip
 
 
-def results(*cells: Measured, reactions: tuple[Reaction, ...] = ()) -> Results:
-    return Results(machine=MACHINE, settings="as ever", cells=cells, reactions=reactions)
+def results(*cells: CellResult, reactions: tuple[Reaction, ...] = ()) -> ColocationResults:
+    return ColocationResults(machine=MACHINE, settings="as ever", cells=cells, reactions=reactions)
 
 
 def test_the_whole_measurement_fits_into_its_minutes() -> None:
@@ -75,7 +75,7 @@ def test_names_that_are_none_are_refused(arguments: list[str], capsys: pytest.Ca
 
 
 def test_repetitions_have_only_what_the_plan_leaves() -> None:
-    budget = Budget(10, planned_s=590)
+    budget = TimeBudget(10, planned_s=590)
     assert budget.fits(590)
     assert not budget.spares(11)
     budget.planned_s = 0
@@ -86,12 +86,12 @@ def test_repetitions_have_only_what_the_plan_leaves() -> None:
 def test_repetitions_that_no_longer_fit_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round 1 is measured whatever time it takes; each cell here takes none, and there is time for none."""
     monkeypatch.setattr(
-        colocation, "measure", lambda _bed, mode, scenario, _n: cell(mode.name, 1, 1, scenario=scenario.name)
+        colocation, "measure_cell", lambda _bed, mode, scenario, _n: cell(mode.name, 1, 1, scenario=scenario.name)
     )
     args = options(["--quick", "--modes", "alone,floor", "--scenarios", "memory"])
-    bed = Bed(hierarchy=Hierarchy(v1={}, v2=None), cpus=(0, 1), size=size_for(2), pieces=1, seconds=2)
+    bed = CellSetup(hierarchy=Hierarchy(v1={}, v2=None), cpus=(0, 1), size=size_for(2), pieces=1, seconds=2)
     plan = [(1, "alone", "memory"), (1, "floor", "memory"), (2, "floor", "memory"), (2, "alone", "memory")]
-    cells, failures, left_out = run(args, bed, plan, Budget(0, planned_s=60))
+    cells, failures, left_out = run_cells(args, bed, plan, TimeBudget(0, planned_s=60))
     assert [found.mode for found in cells] == ["alone", "floor"]
     assert (failures, left_out) == ([], ["floor in memory, round 2", "alone in memory, round 2"])
 
@@ -99,29 +99,33 @@ def test_repetitions_that_no_longer_fit_are_left_out_and_named(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("noises", "stolen"),
     [
-        ([Noise(0.01, 0.0029)], 0.0029),
-        ([Noise(0.01, 0.003), Noise(0.01, 0.001)], 0.001),
-        ([Noise(0.01, 0.005), Noise(0.03, 0.0), Noise(0.01, 0.004)], 0.0),
-        ([Noise(0.01, 0.005), Noise(0.04, 0.0), Noise(0.01, 0.0039)], 0.0039),
+        ([MeasurementNoise(0.01, 0.0029)], 0.0029),
+        ([MeasurementNoise(0.01, 0.003), MeasurementNoise(0.01, 0.001)], 0.001),
+        ([MeasurementNoise(0.01, 0.005), MeasurementNoise(0.03, 0.0), MeasurementNoise(0.01, 0.004)], 0.0),
+        ([MeasurementNoise(0.01, 0.005), MeasurementNoise(0.04, 0.0), MeasurementNoise(0.01, 0.0039)], 0.0039),
     ],
     ids=["quiet", "a stall of the hypervisor", "always something", "the least of three"],
 )
 def test_a_cell_is_measured_again_while_it_is_disturbed(
-    monkeypatch: pytest.MonkeyPatch, noises: list[Noise], stolen: float
+    monkeypatch: pytest.MonkeyPatch, noises: list[MeasurementNoise], stolen: float
 ) -> None:
     """0.3 % of a cell stolen is too much already, or 3 % used by others; of three tries the quietest one counts."""
     left = iter(noises)
-    monkeypatch.setattr(colocation, "measure", lambda *_: msgspec.structs.replace(cell("ours", 1, 1), noise=next(left)))
+    monkeypatch.setattr(
+        colocation, "measure_cell", lambda *_: msgspec.structs.replace(cell("ours", 1, 1), noise=next(left))
+    )
     monkeypatch.setattr(colocation, "wait_until_quiet", lambda: 0.0)
-    bed = Bed(hierarchy=Hierarchy(v1={}, v2=None), cpus=(0, 1), size=size_for(2), pieces=1, seconds=2)
-    found, _, _ = run(options(["--seconds", "2"]), bed, [(1, "ours", "memory")], Budget(60, planned_s=60))
+    bed = CellSetup(hierarchy=Hierarchy(v1={}, v2=None), cpus=(0, 1), size=size_for(2), pieces=1, seconds=2)
+    found, _, _ = run_cells(options(["--seconds", "2"]), bed, [(1, "ours", "memory")], TimeBudget(60, planned_s=60))
     assert [each.noise.stolen for each in found] == [stolen]
     assert list(left) == [], "measured so often, and not less"
 
 
 def test_warm_up_does_not_water_down_what_disturbed_the_measured_time() -> None:
     """100 ms of one of two CPUs are 0.6 % of 8 s, and 0.25 % of 20 s; others were busy in the warm-up."""
-    assert Noise(0.01, 0.1 / 16).or_worse(Noise(0.02, 0.1 / 40)) == Noise(0.02, 0.00625)
+    assert MeasurementNoise(0.01, 0.1 / 16).or_worse(MeasurementNoise(0.02, 0.1 / 40)) == MeasurementNoise(
+        0.02, 0.00625
+    )
 
 
 def test_a_quota_that_was_never_decided_is_told_so(
@@ -130,8 +134,8 @@ def test_a_quota_that_was_never_decided_is_told_so(
     made = iter(
         (reaction((50.0,)), msgspec.structs.replace(reaction((50.0,)), decided_ms=(40.2, 90.0), written_ms=(55.0,)))
     )
-    monkeypatch.setattr(colocation, "react", lambda *_: next(made))
-    bed = Bed(hierarchy=Hierarchy(v1={}, v2=None), cpus=(0, 1), size=size_for(2), pieces=1, seconds=2)
+    monkeypatch.setattr(colocation, "measure_reaction", lambda *_: next(made))
+    bed = CellSetup(hierarchy=Hierarchy(v1={}, v2=None), cpus=(0, 1), size=size_for(2), pieces=1, seconds=2)
     colocation.reactions(options(["--steps", "1"]), bed)
     said = capsys.readouterr().out
     assert "quota decided: never; written: never" in said
@@ -145,7 +149,7 @@ def test_a_scenario_asks_for_its_load_on_average_and_the_same_after_any_warm_up(
     rates = [short.rate_at(2 + second / 1000) for second in range(8000)]
     assert sum(rates) / len(rates) == pytest.approx(size.rate(scenario.load), rel=0.01)
     assert rates == pytest.approx([long.rate_at(12 + second / 1000) for second in range(8000)])
-    assert isinstance(short, Bursts if scenario.bursty else Constant)
+    assert isinstance(short, RateBursts if scenario.bursty else ConstantRate)
 
 
 CURVE = results(
@@ -159,23 +163,23 @@ CURVE = results(
 
 
 def test_the_curve_goes_from_least_to_most_done_and_leaves_out_who_does_nothing() -> None:
-    assert [(point.mode, point.batch, point.p99) for point in tradeoff.curve(CURVE)] == [
+    assert [(point.mode, point.batch, point.p99) for point in colocation_report.tradeoff_curve(CURVE)] == [
         ("ours-1ms", 0.1, pytest.approx(1.05)),
         ("ours-protect", 0.6, pytest.approx(1.1)),
         ("canonical", 0.8, 10.0),
         ("ours", 0.99, pytest.approx(2.05)),
         ("floor", 1.0, 2.0),
     ]
-    assert tradeoff.curve(results(cell("floor", 8.0, 1000), cell("ours", 8.2, 990))) == []
+    assert colocation_report.tradeoff_curve(results(cell("floor", 8.0, 1000), cell("ours", 8.2, 990))) == []
 
 
 def test_told_to_protect_the_most_that_is_lent_within_the_goal_counts() -> None:
     """0.6 at 1.10x, not 0.1 at 1.05x; and canonical is not ours."""
-    (verdict,) = [v for v in tradeoff.verdicts(CURVE) if "told to protect" in v.text]
+    (verdict,) = [v for v in colocation_report.evaluate_colocation_goals(CURVE) if "told to protect" in v.text]
     assert verdict.met
     assert "1.10x with a target of 3 ms, at which batch work does 0.60 of the floor's" in verdict.text
     worse = results(cell("alone", 2.0, 0), *CURVE.cells[1:])
-    (verdict,) = [v for v in tradeoff.verdicts(worse) if "told to protect" in v.text]
+    (verdict,) = [v for v in colocation_report.evaluate_colocation_goals(worse) if "told to protect" in v.text]
     assert not verdict.met
     assert "2.10x with a target of 1 ms" in verdict.text
 
@@ -193,7 +197,7 @@ def test_beside_the_floor_each_goal_is_judged_by_itself(
     p99_ms: float, units: float, node_use: float, met: list[bool]
 ) -> None:
     found = results(cell("floor", 8.0, 1000), cell("ours", p99_ms, units, node_use=node_use))
-    assert [verdict.met for verdict in tradeoff.verdicts(found)] == met
+    assert [verdict.met for verdict in colocation_report.evaluate_colocation_goals(found)] == met
 
 
 def reaction(taken_ms: tuple[float, ...], never: int = 0) -> Reaction:
@@ -215,13 +219,13 @@ def reaction(taken_ms: tuple[float, ...], never: int = 0) -> Reaction:
 def test_jumps_that_were_never_answered_are_the_latest_of_all(
     found: Reaction, p50: float, p99: float, met: list[bool]
 ) -> None:
-    assert [tradeoff.quantile(found, q) for q in (0.5, 0.99)] == [p50, p99]
-    assert [verdict.met for verdict in tradeoff.verdicts(results(reactions=(found,)))] == met
+    assert [colocation_report.reaction_quantile(found, q) for q in (0.5, 0.99)] == [p50, p99]
+    assert [verdict.met for verdict in colocation_report.evaluate_colocation_goals(results(reactions=(found,)))] == met
 
 
 def test_where_nothing_had_to_be_taken_back_no_goal_is_met_or_missed() -> None:
-    assert tradeoff.verdicts(results(reactions=(reaction(()),))) == []
-    assert tradeoff.shown(tradeoff.quantile(reaction(()), 0.5)) == ""
+    assert colocation_report.evaluate_colocation_goals(results(reactions=(reaction(()),))) == []
+    assert colocation_report.format_reaction_ms(colocation_report.reaction_quantile(reaction(()), 0.5)) == ""
 
 
 def test_the_section_has_goals_the_curve_and_both_pictures() -> None:
@@ -235,7 +239,7 @@ def test_the_section_has_goals_the_curve_and_both_pictures() -> None:
 
 def test_the_picture_has_every_point_and_the_goal() -> None:
     space = "{http://www.w3.org/2000/svg}"
-    root = ElementTree.fromstring(tradeoff.svg(CURVE))
+    root = ElementTree.fromstring(colocation_report.tradeoff_svg(CURVE))
     texts = [element.text or "" for element in root.findall(f"{space}text")]
     assert sum(text.startswith(("ours", "floor", "canonical")) for text in texts) == 5
     assert [text for text in texts if "goal" in text] == [
@@ -246,4 +250,4 @@ def test_the_picture_has_every_point_and_the_goal() -> None:
     assert [float(c.attrib["cx"]) for c in circles] == sorted(float(c.attrib["cx"]) for c in circles)
     (line,) = root.findall(f"{space}polyline")
     assert len(line.attrib["points"].split()) == 3
-    ElementTree.fromstring(tradeoff.svg(results()))
+    ElementTree.fromstring(colocation_report.tradeoff_svg(results()))

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hierarchy import detect
-from bench.contestants import ALL, CADVISOR, KUBELET, OURS, PARENT, missing
-from bench.exposition import count
-from bench.machine import Machine
-from bench.peers_report import GOALS_AT, Results, Row, markdown, verdict_lines, verdicts
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from bench.exporter_processes import CADVISOR, DIOPTASE, EXPORTERS, KUBELET, PARENT, count_series, missing_reason
+from bench.machine import BenchMachine
+from bench.peers_report import GOALS_AT, ExporterRow, PeersResults, evaluate_peers_goals, markdown, peers_goal_lines
 from demo.launch import ROOT
-from tests.kernel.support import require_writable_cgroups
+from tests.kernel.real_cgroups import require_writable_cgroups
 
 OUR_TEXT = r"""# HELP dioptase_cgroup_cpu_usage_seconds_total CPU time.
 # TYPE dioptase_cgroup_cpu_usage_seconds_total counter
@@ -38,7 +37,7 @@ machine_cpu_cores{boot_id="dbd5857b",machine_id="3d12",system_uuid=""} 2
 
 
 def test_every_line_that_is_no_comment_is_a_series_and_a_cgroup_has_those_with_its_path() -> None:
-    found = count(OUR_TEXT)
+    found = count_series(OUR_TEXT)
     assert found.series == 6
     assert found.cgroups == {"/a": 4, r"/a/b \"c\",cgroup=\"/z\"": 1}
     assert found.buckets["/a"] == 2
@@ -46,7 +45,7 @@ def test_every_line_that_is_no_comment_is_a_series_and_a_cgroup_has_those_with_i
 
 
 def test_cadvisor_names_a_cgroup_by_id_and_a_machine_is_none() -> None:
-    found = count(CADVISOR_TEXT)
+    found = count_series(CADVISOR_TEXT)
     assert found.series == 4
     assert found.cgroups == {"/a": 3}
     assert found.names == {"/a": 2}
@@ -55,11 +54,11 @@ def test_cadvisor_names_a_cgroup_by_id_and_a_machine_is_none() -> None:
 
 @given(st.text())
 def test_whatever_a_server_sends_is_counted_or_passed_over(text: str) -> None:
-    found = count(text)
+    found = count_series(text)
     assert sum(found.cgroups.values()) <= found.series <= text.count("\n") + 1
 
 
-def row(exporter: str, *, cgroups: int = GOALS_AT, in_pods: bool = False, **given: float) -> Row:
+def row(exporter: str, *, cgroups: int = GOALS_AT, in_pods: bool = False, **given: float) -> ExporterRow:
     numbers = {
         "cpu_s": 1.75,
         "bpf_s": 0.25,
@@ -75,7 +74,7 @@ def row(exporter: str, *, cgroups: int = GOALS_AT, in_pods: bool = False, **give
             "cgroups": cgroups, "in_pods": in_pods, "exporter": exporter, "cpu_range_s": (1.5, 2.5), "scrape_kib": 4000,
             "gzip_kib": 160, "cgroup_buckets": 60, "cgroup_names": 40, **numbers, **given,
         },
-        type=Row,
+        type=ExporterRow,
     )  # fmt: skip
 
 
@@ -85,19 +84,19 @@ CADVISOR_ROW = row(
 KUBELET_ROW = row(KUBELET.name, cgroup_series=101)
 
 
-def judged(*rows: Row) -> list[str]:
-    return [found.verdict for found in verdicts(rows, in_pods=False)]
+def judged(*rows: ExporterRow) -> list[str]:
+    return [found.reason for found in evaluate_peers_goals(rows, in_pods=False)]
 
 
 def test_a_goal_is_met_at_its_very_bound_and_missed_beyond_it() -> None:
     """CPU 1.75, with 0.25 in BPF, is a fifth of 10; 60 MiB of 120 and 5 us of 10 are halves; one series fewer is fewer."""
-    assert judged(row(OURS.name), CADVISOR_ROW, KUBELET_ROW) == ["PASS"] * 6 + ["MISS"]
-    beyond = row(OURS.name, cpu_s=1.76, rss_mib=64.1, scrape_ms=101, gzip_ms=50.5, cgroup_series=99)
+    assert judged(row(DIOPTASE.name), CADVISOR_ROW, KUBELET_ROW) == ["PASS"] * 6 + ["MISS"]
+    beyond = row(DIOPTASE.name, cpu_s=1.76, rss_mib=64.1, scrape_ms=101, gzip_ms=50.5, cgroup_series=99)
     assert judged(beyond, CADVISOR_ROW, KUBELET_ROW) == ["MISS"] * 7
 
 
 def test_nothing_is_judged_that_was_not_measured() -> None:
-    ours = row(OURS.name)
+    ours = row(DIOPTASE.name)
     assert judged() == ["OPEN"] * 7
     assert judged(ours) == ["OPEN", "OPEN", "PASS", "OPEN", "OPEN", "OPEN", "OPEN"]
     elsewhere = (row(CADVISOR.name, cgroups=100), row(CADVISOR.name, in_pods=True))
@@ -105,9 +104,9 @@ def test_nothing_is_judged_that_was_not_measured() -> None:
 
 
 def test_the_page_has_a_line_for_each_row_and_each_goal_of_each_layout_with_its_ratio() -> None:
-    rows = (row(OURS.name), CADVISOR_ROW, row(OURS.name, in_pods=True), row("node_exporter", cgroup_series=0))
-    machine = Machine(date="d", kernel="k", cpu="c", cpus=2, hypervisor=True, cgroups="v2", python="3.11")
-    results = Results(
+    rows = (row(DIOPTASE.name), CADVISOR_ROW, row(DIOPTASE.name, in_pods=True), row("node_exporter", cgroup_series=0))
+    machine = BenchMachine(date="d", kernel="k", cpu="c", cpus=2, hypervisor=True, cgroups="v2", python="3.11")
+    results = PeersResults(
         machine=machine, settings="as ever", contestants=(("x", "so"),), rows=rows, absent=("y: it is not there",)
     )
     text = markdown(results)
@@ -121,14 +120,14 @@ def test_the_page_has_a_line_for_each_row_and_each_goal_of_each_layout_with_its_
     cpu = "CPU, in BPF included, at most a fifth of cAdvisor's"
     assert f"- PASS 200 side by side: {cpu}: 2.00 against 10.00 CPU s/min, ratio 0.200" in text
     assert f"- OPEN 200 in pods: {cpu}: not measured at 200 cgroups" in text
-    assert len(verdict_lines(rows)) == 14
+    assert len(peers_goal_lines(rows)) == 14
     assert "- Not measured: y: it is not there" in text
 
 
 def test_without_go_cadvisor_is_missing_and_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    reasons = {name: found.reason for name, one in ALL.items() if (found := missing(one)) is not None}
+    reasons = {name: found.reason for name, one in EXPORTERS.items() if (found := missing_reason(one)) is not None}
     assert reasons == {
         "cadvisor": "cAdvisor is not built, and go is not installed",
         "kubelet": "cAdvisor is not built, and go is not installed",
@@ -145,11 +144,11 @@ def test_a_quick_run_measures_the_agent_on_containers_in_pods(tmp_path: Path) ->
     if "Device or resource busy" in ran.stderr:
         pytest.skip("a bench runs on this machine now")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    (found,) = msgspec.json.decode((tmp_path / "peers.json").read_bytes(), type=Results).rows
+    (found,) = msgspec.json.decode((tmp_path / "peers.json").read_bytes(), type=PeersResults).rows
     assert (found.cgroups, found.in_pods, found.exporter) == (10, True, "dioptase")
     assert found.cgroup_series >= 49
     assert found.series >= 2 * 10 * found.cgroup_names, "the pods' own cgroups are exported too"
     assert 0 < found.cpu_s < 60
     assert found.gzip_kib < found.scrape_kib / 4
-    mounts = {*detect().v1.values(), detect().primary}
+    mounts = {*detect_hierarchy().v1.values(), detect_hierarchy().primary}
     assert [mount for mount in mounts if (mount / PARENT).exists()] == []

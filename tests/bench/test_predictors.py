@@ -9,18 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.advisor.forecast.baselines import METHODS, Method
-from api.forecasts import Forecast
-from api.knobs import Verdict
-from bench.predictors import CORES, judge, main, sum_of
-from bench.predictors_report import Judged, Results, Row, goal_lines, goals
+from agent.advisor.forecast.baselines import METHODS, ForecastMethod
+from api.forecast import PeakForecast
+from api.knobs import Reason
+from bench.predictors import CORES, evaluate_method, main, sum_scores
+from bench.predictors_report import PredictorRow, PredictorScore, PredictorsResults, goal_lines, goals
 from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
 
 
-def always(share: float | None) -> Method:
+def always(share: float | None) -> ForecastMethod:
     peak = None if share is None else share * CORES
-    forecast = Forecast(peak=peak, verdict=Verdict(rule="x", text="x"))
-    return Method(lambda _: 0, lambda state, now_ns, used: state, lambda state, now_ns, horizon_ns: forecast, "")
+    forecast = PeakForecast(peak=peak, reason=Reason(rule="x", text="x"))
+    return ForecastMethod(
+        lambda _: 0, lambda state, now_ns, used: state, lambda state, now_ns, horizon_ns: forecast, ""
+    )
 
 
 def two_days(spike: Callable[[int], bool]) -> Trace:
@@ -29,7 +31,7 @@ def two_days(spike: Callable[[int], bool]) -> Trace:
 
 
 def test_a_spike_is_missed_by_the_twelve_forecasts_that_it_follows() -> None:
-    judged = judge(always(0.42), two_days(lambda index: index == 400))
+    judged = evaluate_method(always(0.42), two_days(lambda index: index == 400))
     assert judged.evaluated == 576 - 288 - 12
     assert (judged.missed, judged.by_5, judged.by_10) == (12, 12, 0)
     assert judged.shortfall == pytest.approx(12 * 0.08)
@@ -38,22 +40,24 @@ def test_a_spike_is_missed_by_the_twelve_forecasts_that_it_follows() -> None:
 
 
 def test_a_spike_before_the_warm_up_and_one_that_ends_now_are_not_missed() -> None:
-    assert judge(always(0.42), two_days(lambda index: index in (100, 288))).missed == 0
+    assert evaluate_method(always(0.42), two_days(lambda index: index in (100, 288))).missed == 0
 
 
 def test_no_forecast_lends_nothing_and_misses_nothing() -> None:
-    judged = judge(always(None), two_days(lambda index: index == 400))
+    judged = evaluate_method(always(None), two_days(lambda index: index == 400))
     assert (judged.missed, judged.lent) == (0, 0.0)
 
 
 def test_a_trace_of_one_day_is_judged_after_half_of_it() -> None:
     trace = Trace(family="f", name="n", step_s=300, used=(0.1,) * 288)
-    assert judge(METHODS["max"], trace).evaluated == 288 - 144 - 12
+    assert evaluate_method(METHODS["max"], trace).evaluated == 288 - 144 - 12
 
 
-def row(**changes: float) -> Row:
-    values = dict.fromkeys(Judged.__struct_fields__, 0) | {"evaluated": 100, "lent": 34.0, "missed": 7} | changes
-    return Row(traces="t", used=0.5, predictor="calibrated", judged=msgspec.convert(values, Judged))
+def row(**changes: float) -> PredictorRow:
+    values = (
+        dict.fromkeys(PredictorScore.__struct_fields__, 0) | {"evaluated": 100, "lent": 34.0, "missed": 7} | changes
+    )
+    return PredictorRow(traces="t", used=0.5, predictor="calibrated", judged=msgspec.convert(values, PredictorScore))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,7 @@ def test_a_node_that_is_more_than_half_used_has_no_goal_for_lending() -> None:
 
 
 def test_sums_add_up_but_states_do_not() -> None:
-    both = sum_of([row(state_bytes=5).judged, row(state_bytes=3).judged])
+    both = sum_scores([row(state_bytes=5).judged, row(state_bytes=3).judged])
     assert (both.evaluated, both.lent, both.state_bytes) == (200, 68.0, 5)
 
 
@@ -98,7 +102,7 @@ def test_a_csv_of_machines_and_nodes_made_of_them(tmp_path: Path) -> None:
 
 def test_the_bench_runs_and_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--families", "step", "--machines", "1", "--days", "2", "--out", str(tmp_path)]) == 0
-    results = msgspec.json.decode((tmp_path / "predictors.json").read_bytes(), type=Results)
+    results = msgspec.json.decode((tmp_path / "predictors.json").read_bytes(), type=PredictorsResults)
     assert [found.predictor for found in results.rows] == list(METHODS)
     assert {found.judged.evaluated for found in results.rows} == {276}
     page = (tmp_path / "predictors.md").read_text()

@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bench.reaction import FIRST_S, PERIOD_S, STEP_S, WINDOW_S, cores, schedule_of, taken_back_ms, until_s, used_ns
+from bench.reaction import (
+    FIRST_S,
+    PERIOD_S,
+    STEP_S,
+    WINDOW_S,
+    burst_end_s,
+    mean_cores,
+    schedule_of,
+    taken_back_ms,
+    used_ns,
+)
 
 MS = 1_000_000
 ONSET_MS, END_MS, LEFT = 1000, 2200, 0.2
@@ -60,7 +70,7 @@ def test_a_dip_before_the_jump_is_none_of_it() -> None:
 
 def test_without_samples_nothing_is_said() -> None:
     assert taken([]) is None
-    assert cores([(5, 0)], 5, 5) is None
+    assert mean_cores([(5, 0)], 5, 5) is None
 
 
 def test_a_late_look_counts_as_late() -> None:
@@ -81,7 +91,7 @@ def test_cpu_time_of_both_versions(text: bytes, ns: int) -> None:
 def test_steps_and_bursts_take_the_same_time_and_end_when_they_do() -> None:
     steps, bursts = (schedule_of(kind, 100, 900, 30) for kind in ("steps", "bursts"))
     assert steps.spikes(30 * PERIOD_S) == tuple(FIRST_S + k * PERIOD_S for k in range(30))
-    assert until_s(steps, FIRST_S + 7 * PERIOD_S) == pytest.approx(FIRST_S + 7 * PERIOD_S + STEP_S)
+    assert burst_end_s(steps, FIRST_S + 7 * PERIOD_S) == pytest.approx(FIRST_S + 7 * PERIOD_S + STEP_S)
     assert len(bursts.spikes(30 * PERIOD_S)) == 30
-    assert [until_s(bursts, begin) for begin, _ in bursts.on] == pytest.approx([end for _, end in bursts.on])
+    assert [burst_end_s(bursts, begin) for begin, _ in bursts.on] == pytest.approx([end for _, end in bursts.on])
     assert min(end - begin for begin, end in bursts.on) > 0.4

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser.chromium import Browser, chromium
-from tests.cli import story
-from tests.cli.agent import Agent
+from tests.builders import colocation_run
+from tests.builders.agent_server import AgentServer
 
 
 @pytest.fixture(scope="module")
@@ -18,12 +18,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def agent() -> Iterator[Agent]:
-    made = Agent()
+def agent() -> Iterator[AgentServer]:
+    made = AgentServer()
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
-def told() -> story.Story:
-    return story.tell(240)
+def told() -> colocation_run.ColocationRun:
+    return colocation_run.simulate_run(240)

@@ -8,28 +8,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.decisions import Round
-from api.facts import ThreadStates
-from tests import fakes
+from api.decision import Cycle
+from api.measurements import ThreadStates
 from tests.browser.audit import AUDIT
 from tests.browser.chromium import Browser
-from tests.browser.reading import opened
-from tests.cli import neighbours, story
-from tests.cli.agent import Agent
+from tests.browser.page_reader import opened
+from tests.builders import colocation_run, four_cpu_node, interference_node
+from tests.builders.agent_server import AgentServer
 
 pytestmark = pytest.mark.browser
 
 
 def kinds(kind: str) -> tuple[Any, ...]:
     return {
-        "pods": lambda: neighbours.rounds(40, more=30, waves=True),
-        "nobody": lambda: neighbours.rounds(40, pods=(), hostile=True, waves=True),
-        "empty": lambda: (fakes.bare_round(),),
+        "pods": lambda: interference_node.interference_cycles(40, more=30, waves=True),
+        "nobody": lambda: interference_node.interference_cycles(40, pods=(), hostile=True, waves=True),
+        "empty": lambda: (four_cpu_node.bare_cycle(),),
     }[kind]()
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_the_last_numbers_of_an_agent_that_is_away_can_be_read(browser: Browser, agent: Agent, scheme: str) -> None:
+def test_the_last_numbers_of_an_agent_that_is_away_can_be_read(
+    browser: Browser, agent: AgentServer, scheme: str
+) -> None:
     agent.show(kinds("pods"))
     page = opened(browser, agent, scheme=scheme)
     frame = "getComputedStyle(document.querySelector('main')).outlineStyle"
@@ -44,7 +45,9 @@ def test_the_last_numbers_of_an_agent_that_is_away_can_be_read(browser: Browser,
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("kind", ["pods", "nobody", "empty"])
 @pytest.mark.parametrize("width", [390, 1440])
-def test_the_page_can_be_used_by_everybody(browser: Browser, agent: Agent, scheme: str, kind: str, width: int) -> None:
+def test_the_page_can_be_used_by_everybody(
+    browser: Browser, agent: AgentServer, scheme: str, kind: str, width: int
+) -> None:
     agent.show(kinds(kind))
     page = opened(browser, agent, width, 900, scheme)
     page.eval("document.querySelectorAll('details').forEach(d => { d.open = true; })")
@@ -54,7 +57,7 @@ def test_the_page_can_be_used_by_everybody(browser: Browser, agent: Agent, schem
     page.close()
 
 
-def test_the_audit_finds_what_it_is_there_to_find(browser: Browser, agent: Agent) -> None:
+def test_the_audit_finds_what_it_is_there_to_find(browser: Browser, agent: AgentServer) -> None:
     agent.show(kinds("pods"))
     page = opened(browser, agent)
     page.eval(
@@ -72,7 +75,7 @@ def test_the_audit_finds_what_it_is_there_to_find(browser: Browser, agent: Agent
         assert any(what in line for line in found), (what, found)
 
 
-def test_tab_goes_through_the_page_in_its_order_and_is_seen(browser: Browser, agent: Agent) -> None:
+def test_tab_goes_through_the_page_in_its_order_and_is_seen(browser: Browser, agent: AgentServer) -> None:
     agent.show(kinds("pods"))
     page = opened(browser, agent)
     page.eval("document.querySelector('#main').focus()")
@@ -97,8 +100,8 @@ def test_tab_goes_through_the_page_in_its_order_and_is_seen(browser: Browser, ag
     assert [place for place, _ in seen] == sorted(place for place, _ in seen)
 
 
-def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, agent: Agent) -> None:
-    agent.show(neighbours.rounds(10))
+def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, agent: AgentServer) -> None:
+    agent.show(interference_node.interference_cycles(10))
     page = opened(browser, agent)
     moving = page.eval(
         """[...document.querySelectorAll('*')].map(e => getComputedStyle(e))
@@ -107,7 +110,9 @@ def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, agent: Age
     assert moving == 0
 
 
-def test_landmarks_and_names_for_readers(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_landmarks_and_names_for_readers(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show(told.rounds)
     page = opened(browser, agent)
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
@@ -132,7 +137,7 @@ def test_landmarks_and_names_for_readers(browser: Browser, agent: Agent, told: s
     assert all(b - a <= 1 for a, b in pairwise(heads))
 
 
-def busier(finished: Round) -> Round:
+def busier(finished: Cycle) -> Cycle:
     """The same round with other numbers wherever a test's node always has the same."""
     seen = finished.snapshot
     states = ThreadStates(runnable=4, uninterruptible=3, iowait=1, sleeping=5)
@@ -151,9 +156,9 @@ def busier(finished: Round) -> Round:
     return msgspec.structs.replace(finished, snapshot=changed)
 
 
-def test_a_new_round_leaves_the_place_of_who_reads(browser: Browser, agent: Agent) -> None:
+def test_a_new_round_leaves_the_place_of_who_reads(browser: Browser, agent: AgentServer) -> None:
     """Every number may change; an element that is taken out and made anew takes a screen reader's place with it."""
-    made = neighbours.rounds(40, waves=True)
+    made = interference_node.interference_cycles(40, waves=True)
     agent.show(made[:39])
     page = opened(browser, agent)
     page.eval("document.querySelectorAll('details').forEach(d => { d.open = true; })")

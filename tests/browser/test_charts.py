@@ -5,58 +5,62 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from api.histograms import BOUNDS_NS
-from cli import words
-from exporters.view import build
+from api.histogram import BOUNDS_NS
+from cli import formats
+from exporters.view.cycle_view import build_view
 from tests.browser.chromium import Browser
-from tests.browser.reading import opened, rows
-from tests.cli import story
-from tests.cli.agent import Agent
-from tests.rich import FORECASTS, RICH_NODE
+from tests.browser.page_reader import opened, rows
+from tests.builders import colocation_run
+from tests.builders.agent_server import AgentServer
+from tests.builders.full_node import FORECASTS, RICH_NODE
 
 pytestmark = pytest.mark.browser
 
 
-def test_distribution_of_one_round_is_the_views(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_distribution_of_one_round_is_the_views(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show(told.rounds)
     page = opened(browser, agent)
     page.eval("document.querySelector('#span input[value=\"1\"]').click()")
     page.eval("document.querySelector('#waits-chart details').open = true")
     page.until("document.querySelectorAll('#waits-chart tbody tr').length === 27")
-    web, batch = (c.wait for c in build(told.rounds[-1]).containers)
+    web, batch = (c.wait for c in build_view(told.rounds[-1]).containers)
     assert web is not None
     assert batch is not None
     assert web.slots is not None
     assert batch.slots is not None
     for k, (_, online, reclaimed) in enumerate(rows(page, "#waits-chart tbody")):
-        assert online == f"{words.integer(web.slots[k])} ({words.percent(web.slots[k] / web.count)})"
-        assert reclaimed == f"{words.integer(batch.slots[k])} ({words.percent(batch.slots[k] / batch.count)})"
+        assert online == f"{formats.integer(web.slots[k])} ({formats.percent(web.slots[k] / web.count)})"
+        assert reclaimed == f"{formats.integer(batch.slots[k])} ({formats.percent(batch.slots[k] / batch.count)})"
     for side, wait in (("online", web), ("batch", batch)):
         assert wait.slots is not None
         bars = page.eval(f"document.querySelectorAll('#waits-chart rect.s-{side}').length")
         assert bars == sum(1 for count in wait.slots if count)
-    throttled = build(told.rounds[-1]).containers[1].throttled_ratio
+    throttled = build_view(told.rounds[-1]).containers[1].throttled_ratio
     assert rows(page, "#waits-table tbody") == [
-        ["online", words.integer(web.count), words.duration(web.p50_us), words.duration(web.p99_us), "0 %"],
-        ["batch", words.integer(batch.count), words.duration(batch.p50_us), words.duration(batch.p99_us),
-         words.percent(throttled)],
+        ["online", formats.integer(web.count), formats.duration(web.p50_us), formats.duration(web.p99_us), "0 %"],
+        ["batch", formats.integer(batch.count), formats.duration(batch.p50_us), formats.duration(batch.p99_us),
+         formats.percent(throttled)],
     ]  # fmt: skip
 
 
-def test_half_a_minute_of_waits_is_the_sum_of_its_rounds(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_half_a_minute_of_waits_is_the_sum_of_its_rounds(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show(told.rounds)
     page = opened(browser, agent)
-    views = [build(finished) for finished in told.rounds[-30:]]
+    views = [build_view(finished) for finished in told.rounds[-30:]]
     total = sum(view.containers[0].wait.count for view in views if view.containers[0].wait)
-    assert rows(page, "#waits-table tbody")[0][1] == words.integer(total)
+    assert rows(page, "#waits-table tbody")[0][1] == formats.integer(total)
 
 
-def test_bars_are_where_the_waits_are(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_bars_are_where_the_waits_are(browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun) -> None:
     """One slot further right is twice as long a wait: p99's line stands inside the bar of p99's slot."""
     agent.show(told.rounds)
     page = opened(browser, agent)
     page.eval("document.querySelector('#span input[value=\"1\"]').click()")
-    web = build(told.rounds[-1]).containers[0].wait
+    web = build_view(told.rounds[-1]).containers[0].wait
     assert web is not None
     assert web.slots is not None
     assert web.p99_us is not None
@@ -70,20 +74,24 @@ def test_bars_are_where_the_waits_are(browser: Browser, agent: Agent, told: stor
     assert left - 1 <= line <= left + width + 1
 
 
-def test_the_shadow_policy_is_told_and_drawn(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_the_shadow_policy_is_told_and_drawn(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     advice = told.rounds[-1].advice
     assert advice is not None
-    shadow = msgspec.structs.replace(advice, policy="canonical", lent_cores=1.0)
+    shadow = msgspec.structs.replace(advice, policy="canonical", reclaimable_cores=1.0)
     agent.show([msgspec.structs.replace(finished, shadow=shadow) for finished in told.rounds])
     page = opened(browser, agent)
     text = page.eval("document.getElementById('shadow').textContent")
     assert text.startswith(f"In the shadow, canonical would lend 1.00 cores ({advice.action}). ")
-    assert text.endswith(advice.verdict.text)
+    assert text.endswith(advice.reason.text)
     height = page.eval("document.querySelector('#cpu-chart path.s-shadow').getBBox().height")
     assert height < 1, "one core from the first round to the last is a level line"
 
 
-def test_what_is_said_of_the_node_as_a_whole_is_told(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_what_is_said_of_the_node_as_a_whole_is_told(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show([msgspec.structs.replace(finished, node=RICH_NODE) for finished in told.rounds])
     page = opened(browser, agent)
     assert page.eval("document.getElementById('answers').textContent") == (
@@ -94,7 +102,9 @@ def test_what_is_said_of_the_node_as_a_whole_is_told(browser: Browser, agent: Ag
     assert page.eval("document.getElementById('answers').hidden")
 
 
-def test_without_a_shadow_nothing_is_said_of_one(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_without_a_shadow_nothing_is_said_of_one(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show(told.rounds)
     page = opened(browser, agent)
     assert page.eval("document.getElementById('shadow').hidden")
@@ -104,41 +114,48 @@ def test_without_a_shadow_nothing_is_said_of_one(browser: Browser, agent: Agent,
     assert "shadow" not in page.eval("document.querySelector('#cpu-chart thead').textContent")
 
 
-def test_charts_tell_their_numbers_to_the_keyboard(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_charts_tell_their_numbers_to_the_keyboard(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show(told.rounds)
     page = opened(browser, agent)
     page.eval("document.querySelector('#cpu-chart .plot').focus()")
     page.press("End")
     page.press("ArrowLeft")
-    view = build(told.rounds[-2])
+    view = build_view(told.rounds[-2])
     said = page.eval("document.querySelector('#cpu-chart .plot').getAttribute('aria-valuetext')")
     busy, online = view.busy_cores, view.containers[0].cpu_cores
     assert busy is not None
     assert online is not None
     assert view.reclaimed_cores is not None
     assert said == (
-        f"{words.clock(view.wall_time_ms)}: batch {words.cores(view.reclaimed_cores)}, online {words.cores(online)}, "
-        f"other {words.cores(busy - online - view.reclaimed_cores)}, lent {words.cores(view.lent_cores)}"
+        f"{formats.clock(view.wall_time_ms)}: batch {formats.cores(view.reclaimed_cores)}, online {formats.cores(online)}, "
+        f"other {formats.cores(busy - online - view.reclaimed_cores)}, lent {formats.cores(view.reclaimable_cores)}"
     )
     page.press("Home")
     said = page.eval("document.querySelector('#latency-chart .plot').getAttribute('aria-valuetext')")
     assert (
-        said == f"{words.clock(build(told.rounds[0]).wall_time_ms)}: p99 not known, p50 not known, wait p99 not known"
+        said
+        == f"{formats.clock(build_view(told.rounds[0]).wall_time_ms)}: p99 not known, p50 not known, wait p99 not known"
     )
 
 
-def test_chart_tables_hold_every_round(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_chart_tables_hold_every_round(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show(told.rounds)
     page = opened(browser, agent)
     page.eval("document.querySelector('#cpu-chart details').open = true")
     page.until("document.querySelectorAll('#cpu-chart tbody tr').length > 0")
     found = rows(page, "#cpu-chart tbody")
     assert len(found) == len(told.rounds)
-    lent = [build(finished).lent_cores for finished in reversed(told.rounds)]
-    assert [row[4] for row in found] == [words.cores(value) for value in lent]
+    lent = [build_view(finished).reclaimable_cores for finished in reversed(told.rounds)]
+    assert [row[4] for row in found] == [formats.cores(value) for value in lent]
 
 
-def test_the_forecast_is_told_with_how_often_it_missed(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_the_forecast_is_told_with_how_often_it_missed(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show([msgspec.structs.replace(finished, forecasts=FORECASTS) for finished in told.rounds])
     page = opened(browser, agent)
     assert page.eval("document.getElementById('forecast').textContent") == (

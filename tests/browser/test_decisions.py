@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from cli import words
+from cli import formats
 from tests.browser.chromium import Browser
-from tests.browser.reading import opened
-from tests.cli import story
-from tests.cli.agent import Agent
+from tests.browser.page_reader import opened
+from tests.builders import colocation_run
+from tests.builders.agent_server import AgentServer
 
 pytestmark = pytest.mark.browser
 
 
 def test_every_decision_is_listed_newest_first_with_its_reason(
-    browser: Browser, agent: Agent, told: story.Story
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
 ) -> None:
     agent.journal.all = list(told.entries)
     agent.show(told.rounds)
@@ -23,27 +23,27 @@ def test_every_decision_is_listed_newest_first_with_its_reason(
     texts = page.eval("[...document.querySelectorAll('.entry summary')].map(e => e.textContent.replace(/\\s+/g, ' '))")
     for text, entry in zip(texts, reversed(told.entries), strict=True):
         decision = entry.outcome.decision
-        assert text.startswith(words.clock(entry.wall_time_ns / 1e6))
+        assert text.startswith(formats.clock(entry.wall_time_ns / 1e6))
         for part in (
             decision.pod,
             decision.knob.value,
-            words.change(entry.outcome),
+            formats.knob_change(entry.outcome),
             "✓ applied",
-            decision.verdict.text,
+            decision.reason.text,
         ):
             assert part in text
     marks = page.eval("document.querySelectorAll('#cpu-chart .mark').length")
     assert marks == len(told.entries), "every write is a mark on the CPU chart"
     facts = page.eval("document.querySelector('.entry dl').textContent")
-    for name, value in told.entries[-1].outcome.decision.verdict.inputs.items():
+    for name, value in told.entries[-1].outcome.decision.reason.inputs.items():
         assert name in facts
         assert isinstance(value, float) or ("not known" if value is None else str(value)) in facts
 
 
 def test_statuses_differ_by_word_sign_and_line_and_can_be_filtered(
-    browser: Browser, agent: Agent, told: story.Story
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
 ) -> None:
-    agent.journal.all = list(story.every_status(told))
+    agent.journal.all = list(colocation_run.with_every_status(told))
     agent.show(told.rounds)
     page = opened(browser, agent)
     looks = {}

@@ -5,24 +5,24 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from api.decisions import Round
-from cli import words
+from api.decision import Cycle
+from cli import formats
 from tests.browser.audit import AUDIT
 from tests.browser.chromium import Browser
-from tests.browser.reading import opened, rows
-from tests.cli.agent import Agent
-from tests.fakes import busy_round
-from tests.rich import MEMORY_PLUGIN, RICH_EVICTIONS, RICH_KILLS
+from tests.browser.page_reader import opened, rows
+from tests.builders.agent_server import AgentServer
+from tests.builders.four_cpu_node import busy_cycle
+from tests.builders.full_node import MEMORY_PLUGIN, RICH_EVICTIONS, RICH_KILLS
 
 pytestmark = pytest.mark.browser
 
 
-def told(seq: int) -> Round:
+def told(seq: int) -> Cycle:
     kills = RICH_KILLS if seq == 3 else ()
-    return msgspec.structs.replace(busy_round(seq), evictions=RICH_EVICTIONS, kills=kills)
+    return msgspec.structs.replace(busy_cycle(seq), evictions=RICH_EVICTIONS, kills=kills)
 
 
-def test_the_card_shows_thresholds_conditions_and_who_had_to_leave(browser: Browser, agent: Agent) -> None:
+def test_the_card_shows_thresholds_conditions_and_who_had_to_leave(browser: Browser, agent: AgentServer) -> None:
     agent.show(told(seq) for seq in (1, 2, 3))
     page = opened(browser, agent)
     page.until("document.querySelectorAll('#evicted li').length > 0")
@@ -31,7 +31,7 @@ def test_the_card_shows_thresholds_conditions_and_who_had_to_leave(browser: Brow
     assert [row[:4] for row in rows(page, "#thresholds tbody")] == [
         [f"{MEMORY_PLUGIN} free", "■ hard for 2.00 s", "64.0 MiB", "< 96.0 MiB"],
         ["rss-overuse-eviction-plugin rss", "▲ soft for 2.00 s, dry run", "1.5", "> 1.05"],
-        [f"{MEMORY_PLUGIN} psi", "not judged", words.NONE, words.NONE],
+        [f"{MEMORY_PLUGIN} psi", "not judged", formats.ABSENT, formats.ABSENT],
     ]
     assert rows(page, "#thresholds tbody")[0][4] == "64.0 MiB of memory are free; the watermark is 96.0 MiB."
     condition = page.text("#conditions li")
@@ -51,7 +51,9 @@ def test_the_card_shows_thresholds_conditions_and_who_had_to_leave(browser: Brow
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("width", [320, 1280])
-def test_the_card_fits_and_can_be_used_by_everybody(browser: Browser, agent: Agent, width: int, scheme: str) -> None:
+def test_the_card_fits_and_can_be_used_by_everybody(
+    browser: Browser, agent: AgentServer, width: int, scheme: str
+) -> None:
     agent.show(told(seq) for seq in (1, 2, 3))
     page = opened(browser, agent, width, 800, scheme)
     page.until("document.querySelectorAll('#evicted li').length > 0")
@@ -60,8 +62,8 @@ def test_the_card_fits_and_can_be_used_by_everybody(browser: Browser, agent: Age
     page.close()
 
 
-def test_without_a_plugin_there_is_no_card_and_nobody_asks(browser: Browser, agent: Agent) -> None:
-    agent.show(busy_round(seq) for seq in (1, 2))
+def test_without_a_plugin_there_is_no_card_and_nobody_asks(browser: Browser, agent: AgentServer) -> None:
+    agent.show(busy_cycle(seq) for seq in (1, 2))
     page = opened(browser, agent)
     assert page.eval("document.querySelector('#evictions').hidden")
     assert page.eval("performance.getEntriesByType('resource').filter(e => e.name.includes('/evictions?')).length") == 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cli import words
-from exporters.view import build
+from cli import formats
+from exporters.view.cycle_view import build_view
 from tests.browser.chromium import Browser
-from tests.browser.reading import choose, heat_rows, opened, rows
-from tests.cli import neighbours
-from tests.cli.agent import Agent
-from tests.cli.neighbours import BATCH, BUILD, WEB
+from tests.browser.page_reader import choose, heat_rows, opened, rows
+from tests.builders import interference_node
+from tests.builders.agent_server import AgentServer
+from tests.builders.interference_node import BATCH, BUILD, WEB
 
 pytestmark = pytest.mark.browser
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.browser
 STEPS = 9
 
 
-def test_colours_of_the_heat_map_are_the_waits(browser: Browser, agent: Agent) -> None:
-    made = neighbours.rounds(40)
+def test_colours_of_the_heat_map_are_the_waits(browser: Browser, agent: AgentServer) -> None:
+    made = interference_node.interference_cycles(40)
     agent.show(made)
     page = opened(browser, agent)
     assert heat_rows(page) == ["lab/batch train", BUILD, "shop/web"], "the longest wait first"
     bounds_us = [100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 1e6]
-    view = build(made[-1])
+    view = build_view(made[-1])
     for line, cgroup in enumerate((BATCH, BUILD, WEB)):
         wait = next(c.wait for c in (*view.containers, *view.others) if c.cgroup == cgroup)
         assert wait is not None
@@ -44,18 +44,18 @@ def test_colours_of_the_heat_map_are_the_waits(browser: Browser, agent: Agent) -
     page.until("document.querySelectorAll('#heat tbody tr').length === 3")
     batch = next(c.wait for c in view.containers if c.cgroup == BATCH)
     assert batch is not None
-    assert rows(page, "#heat")[1][:2] == ["lab/batch train", words.duration(batch.p99_us)]
+    assert rows(page, "#heat")[1][:2] == ["lab/batch train", formats.duration(batch.p99_us)]
 
 
-def test_the_heat_map_tells_its_values_to_the_keyboard(browser: Browser, agent: Agent) -> None:
-    agent.show(neighbours.rounds(40))
+def test_the_heat_map_tells_its_values_to_the_keyboard(browser: Browser, agent: AgentServer) -> None:
+    agent.show(interference_node.interference_cycles(40))
     page = opened(browser, agent)
     page.eval("document.querySelector('.heat-plot').focus()")
     page.press("End")
     page.press("ArrowDown")
     page.press("ArrowLeft")
     said = page.eval("document.querySelector('.heat-plot').getAttribute('aria-valuetext')")
-    at = words.clock(build(neighbours.rounds(39)[-1]).wall_time_ms)
+    at = formats.clock(build_view(interference_node.interference_cycles(39)[-1]).wall_time_ms)
     assert said.startswith(f"{BUILD} at {at}: wait p99 ")
     assert said.endswith(f"tasks waiting 0.12, waits 20, most because of {BATCH}")
     hand = page.eval("document.querySelector('#cpu-chart .readout').hidden")
@@ -64,8 +64,8 @@ def test_the_heat_map_tells_its_values_to_the_keyboard(browser: Browser, agent: 
     assert page.eval("document.querySelector('.heat-mark').hidden") is True
 
 
-def test_pointing_at_a_cell_shows_its_value(browser: Browser, agent: Agent) -> None:
-    agent.show(neighbours.rounds(40))
+def test_pointing_at_a_cell_shows_its_value(browser: Browser, agent: AgentServer) -> None:
+    agent.show(interference_node.interference_cycles(40))
     page = opened(browser, agent)
     page.eval("document.querySelector('.heat-plot').scrollIntoView({block: 'center'})")
     x, y, width = page.eval("(b => [b.x, b.y, b.width])(document.querySelector('.heat-plot').getBoundingClientRect())")
@@ -79,8 +79,8 @@ def test_pointing_at_a_cell_shows_its_value(browser: Browser, agent: Agent) -> N
 @pytest.mark.parametrize(
     ("metric", "first"), [("waiting", "lab/batch train"), ("throttled", "lab/batch train"), ("pressure", BUILD)]
 )
-def test_other_numbers_can_be_coloured(browser: Browser, agent: Agent, metric: str, first: str) -> None:
-    agent.show(neighbours.rounds(40))
+def test_other_numbers_can_be_coloured(browser: Browser, agent: AgentServer, metric: str, first: str) -> None:
+    agent.show(interference_node.interference_cycles(40))
     page = opened(browser, agent)
     choose(page, "#metric", metric)
     assert heat_rows(page)[0] == first

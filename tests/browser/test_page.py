@@ -7,22 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.decisions import Act, Round
-from api.facts import Wait
-from api.samples import CgroupSample
-from cli import words
-from exporters.view import View, build
+from api.decision import ActMode, Cycle
+from api.measurements import RunqLatency
+from api.snapshot import CgroupSample
+from cli import formats
+from exporters.view.cycle_view import View, build_view
 from tests.browser.chromium import Browser
-from tests.browser.reading import LIVE, opened, rows
-from tests.cli import story
-from tests.cli.agent import Agent
+from tests.browser.page_reader import LIVE, opened, rows
+from tests.builders import colocation_run
+from tests.builders.agent_server import AgentServer
 
 pytestmark = pytest.mark.browser
 
 
-def test_headline_numbers_are_the_views(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_headline_numbers_are_the_views(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show(told.rounds)
-    view = build(told.rounds[-1])
+    view = build_view(told.rounds[-1])
     web = view.containers[0]
     assert web.latency is not None
     assert web.wait is not None
@@ -31,64 +33,70 @@ def test_headline_numbers_are_the_views(browser: Browser, agent: Agent, told: st
     assert page.text("#policy") == "latency"
     assert page.text("#reason") == view.reason
     assert page.text("#action").endswith(view.action)
-    assert page.text("#live-text") == f"round {view.seq} · {words.clock(view.wall_time_ms)}"
-    assert page.text("#lent") == words.cores(view.lent_cores)
-    assert page.text("#used") == words.cores(view.reclaimed_cores)
-    assert page.text("#need") == words.cores(view.requirement_cores)
-    assert page.text("#need-note") == f"estimated; uses {words.cores(web.cpu_cores)}"
-    assert page.text("#busy") == words.cores(view.busy_cores)
-    assert f"{page.text('#latency')} {page.text('#latency-unit')}" == words.milliseconds(web.latency.p99_ms)
+    assert page.text("#live-text") == f"round {view.seq} · {formats.clock(view.wall_time_ms)}"
+    assert page.text("#lent") == formats.cores(view.reclaimable_cores)
+    assert page.text("#used") == formats.cores(view.reclaimed_cores)
+    assert page.text("#need") == formats.cores(view.requirement_cores)
+    assert page.text("#need-note") == f"estimated; uses {formats.cores(web.cpu_cores)}"
+    assert page.text("#busy") == formats.cores(view.busy_cores)
+    assert f"{page.text('#latency')} {page.text('#latency-unit')}" == formats.milliseconds(web.latency.p99_ms)
     assert page.text("#latency-note") == (
-        f"p50 {words.milliseconds(web.latency.p50_ms)} · {words.integer(web.latency.per_second)} requests/s"
+        f"p50 {formats.milliseconds(web.latency.p50_ms)} · {formats.integer(web.latency.per_second)} requests/s"
     )
-    assert f"{page.text('#wait')} {page.text('#wait-unit')}" == words.duration(web.wait.p99_us)
-    assert page.text("#wait-note") == f"p50 {words.duration(web.wait.p50_us)} · target 10 ms"
+    assert f"{page.text('#wait')} {page.text('#wait-unit')}" == formats.duration(web.wait.p99_us)
+    assert page.text("#wait-note") == f"p50 {formats.duration(web.wait.p50_us)} · target 10 ms"
     assert page.errors() == []
 
 
 def test_a_round_without_a_finished_wait_is_told_from_waits_that_nobody_measures(
-    browser: Browser, agent: Agent, told: story.Story
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
 ) -> None:
     last = told.rounds[-1]
     before = msgspec.structs.replace(last.snapshot, taken_at_ns=last.snapshot.taken_at_ns - 20_000_000)
     agent.show([*told.rounds[:-1], msgspec.structs.replace(last, previous=before)])
     page = opened(browser, agent)
-    assert (page.text("#wait"), page.text("#wait-note")) == (words.NONE, "no wait ended")
+    assert (page.text("#wait"), page.text("#wait-note")) == (formats.ABSENT, "no wait ended")
 
 
-def test_headroom_is_said_to_hold_what_is_used(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_headroom_is_said_to_hold_what_is_used(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     """Nothing comes on top: right after the spike all of the headroom is in use. What is advertised moves slowly."""
     agent.show(told.rounds[:206])
-    view = build(told.rounds[205])
+    view = build_view(told.rounds[205])
     assert view.headroom is not None
-    assert view.reclaimed_cores == view.headroom.cores == view.lent_cores
-    assert view.lent_cores < 1
+    assert view.reclaimed_cores == view.headroom.cores == view.reclaimable_cores
+    assert view.reclaimable_cores < 1
     page = opened(browser, agent)
-    assert view.advertised is not None
-    assert page.text("#lent-note") == f"headroom {words.cores(view.headroom.cores)}, use included"
-    assert page.text("#told-note") == f"advertised {words.cores(view.advertised.cores)}"
+    assert view.reported_headroom is not None
+    assert page.text("#lent-note") == f"headroom {formats.cores(view.headroom.cores)}, use included"
+    assert page.text("#told-note") == f"advertised {formats.cores(view.reported_headroom.cores)}"
 
 
-def test_workloads_table_is_the_views(browser: Browser, agent: Agent) -> None:
-    last = story.tell(230, others=(story.LONG,)).rounds[-2:]
+def test_workloads_table_is_the_views(browser: Browser, agent: AgentServer) -> None:
+    last = colocation_run.simulate_run(230, others=(colocation_run.LONG,)).rounds[-2:]
     agent.show(last)
     page = opened(browser, agent)
     found = rows(page, "#workloads tbody")
-    for row, c in zip(found, build(last[-1]).containers, strict=True):
+    for row, c in zip(found, build_view(last[-1]).containers, strict=True):
         wait, latency = c.wait, c.latency
         assert row == [
-            c.pod, c.container, c.qos, words.cores(c.cpu_cores), words.percent(c.throttled_ratio),
-            words.percent(c.cpu_pressure_ratio), words.integer(c.threads), words.size(c.memory_bytes),
-            words.integer(wait.count if wait else None), words.duration(wait.p50_us if wait else None),
-            words.duration(wait.p99_us if wait else None), words.milliseconds(latency.p50_ms if latency else None),
-            words.milliseconds(latency.p99_ms if latency else None), words.integer(latency.per_second if latency else None),
+            c.pod, c.container, c.qos, formats.cores(c.cpu_cores), formats.percent(c.throttled_ratio),
+            formats.percent(c.cpu_pressure_ratio), formats.integer(c.threads), formats.size(c.memory_bytes),
+            formats.integer(wait.count if wait else None), formats.duration(wait.p50_us if wait else None),
+            formats.duration(wait.p99_us if wait else None), formats.milliseconds(latency.p50_ms if latency else None),
+            formats.milliseconds(latency.p99_ms if latency else None), formats.integer(latency.per_second if latency else None),
         ]  # fmt: skip
-    assert found[3][3:] == [words.NONE] * 11, "a container whose cgroup is gone has no number at all"
+    assert found[3][3:] == [formats.ABSENT] * 11, "a container whose cgroup is gone has no number at all"
 
 
-def test_names_are_text_whatever_they_contain(browser: Browser, agent: Agent, told: story.Story) -> None:
-    hostile = story.tell(220, others=(story.HOSTILE,), banner=("<img src=x onerror=alert(3)> is missing",))
-    agent.journal.all = list(story.every_status(told))
+def test_names_are_text_whatever_they_contain(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
+    hostile = colocation_run.simulate_run(
+        220, others=(colocation_run.HOSTILE,), startup_warnings=("<img src=x onerror=alert(3)> is missing",)
+    )
+    agent.journal.all = list(colocation_run.with_every_status(told))
     agent.show(hostile.rounds)
     page = browser.page()
     page.call(
@@ -96,8 +104,11 @@ def test_names_are_text_whatever_they_contain(browser: Browser, agent: Agent, to
     )
     page.go(agent.url)
     page.until(LIVE)
-    assert rows(page, "#workloads tbody")[2][:2] == [story.HOSTILE.key, story.HOSTILE.containers[0].name]
-    assert story.HOSTILE.key in page.text(".entry")
+    assert rows(page, "#workloads tbody")[2][:2] == [
+        colocation_run.HOSTILE.key,
+        colocation_run.HOSTILE.containers[0].name,
+    ]
+    assert colocation_run.HOSTILE.key in page.text(".entry")
     assert "<i>read back</i> 0-1" in page.text(".entry .error")
     assert page.text("#limits li") == "<img src=x onerror=alert(3)> is missing"
     assert (
@@ -111,7 +122,9 @@ def test_names_are_text_whatever_they_contain(browser: Browser, agent: Agent, to
     assert page.errors() == []
 
 
-def test_an_address_with_a_user_and_a_password(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_an_address_with_a_user_and_a_password(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.show(told.rounds[:3])
     page = browser.page()
     page.go(agent.url.replace("//", "//user:secret@"))
@@ -119,7 +132,7 @@ def test_an_address_with_a_user_and_a_password(browser: Browser, agent: Agent, t
     assert page.errors() == []
 
 
-def test_before_the_first_round(browser: Browser, agent: Agent) -> None:
+def test_before_the_first_round(browser: Browser, agent: AgentServer) -> None:
     page = browser.page()
     page.go(agent.url)
     page.until("document.body.dataset.live === 'away'")
@@ -128,27 +141,29 @@ def test_before_the_first_round(browser: Browser, agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "text"), [(Act.OFF, "○ off: decides nothing"), (Act.DRY_RUN, "◌ dry-run: writes nothing")]
+    ("act", "text"), [(ActMode.OFF, "○ off: decides nothing"), (ActMode.DRY_RUN, "◌ dry-run: writes nothing")]
 )
-def test_act_mode_is_always_said(browser: Browser, agent: Agent, act: Act, text: str) -> None:
-    quiet = story.tell(3, act=act)
+def test_act_mode_is_always_said(browser: Browser, agent: AgentServer, act: ActMode, text: str) -> None:
+    quiet = colocation_run.simulate_run(3, act=act)
     agent.journal.all = list(quiet.entries)
     agent.show(quiet.rounds)
     page = opened(browser, agent)
     assert page.text("#act") == text
     entries = page.eval("[...document.querySelectorAll('.entry')].map(e => e.dataset.status)")
-    assert set(entries) == ({"dry-run"} if act is Act.DRY_RUN else set())
-    if act is Act.OFF:
+    assert set(entries) == ({"dry-run"} if act is ActMode.DRY_RUN else set())
+    if act is ActMode.OFF:
         assert page.text("#reason") == "The agent was told to decide nothing (--act off)."
         assert page.text("#no-entries") == "No cgroup was changed yet."
-        assert page.text("#lent") == words.NONE
+        assert page.text("#lent") == formats.ABSENT
 
 
-def sums_only(finished: Round) -> Round:
+def sums_only(finished: Cycle) -> Cycle:
     def without(sample: CgroupSample) -> CgroupSample:
         wait = sample.wait
         return (
-            sample if wait is None else msgspec.structs.replace(sample, wait=Wait(sum_ns=wait.sum_ns, count=wait.count))
+            sample
+            if wait is None
+            else msgspec.structs.replace(sample, wait=RunqLatency(sum_ns=wait.sum_ns, count=wait.count))
         )
 
     def strip(snapshot: Any) -> Any:
@@ -160,33 +175,39 @@ def sums_only(finished: Round) -> Round:
     )
 
 
-def test_a_source_that_knows_sums_only(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_a_source_that_knows_sums_only(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     rounds = [sums_only(finished) for finished in told.rounds[:20]]
     agent.show(rounds)
     page = opened(browser, agent)
-    wait = build(rounds[-1]).containers[0].wait
+    wait = build_view(rounds[-1]).containers[0].wait
     assert wait is not None
     assert wait.p99_us is None
     assert page.text("#wait-name") == "Online run-queue wait, mean"
-    assert f"{page.text('#wait')} {page.text('#wait-unit')}" == words.duration(wait.mean_us)
+    assert f"{page.text('#wait')} {page.text('#wait-unit')}" == formats.duration(wait.mean_us)
     assert "sum of waits only" in page.text("#waits-chart .empty")
-    assert rows(page, "#workloads tbody")[0][9] == f"mean {words.duration(wait.mean_us)}"
+    assert rows(page, "#workloads tbody")[0][9] == f"mean {formats.duration(wait.mean_us)}"
 
 
-def test_what_is_missing_is_said_with_its_remedy(browser: Browser, agent: Agent) -> None:
+def test_what_is_missing_is_said_with_its_remedy(browser: Browser, agent: AgentServer) -> None:
     banner = ("No histogram of waits: BPF is refused; run with CAP_BPF and CAP_PERFMON.",)
-    agent.show(story.tell(3, sources=(*story.SOURCES, story.FAILING), banner=banner).rounds)
+    agent.show(
+        colocation_run.simulate_run(
+            3, sources=(*colocation_run.SOURCES, colocation_run.FAILING), startup_warnings=banner
+        ).rounds
+    )
     page = opened(browser, agent)
     assert page.text("#limits li") == banner[0]
     failed = page.text("#sources [data-ok=false]")
     assert "psi" in failed
-    assert story.FAILING.error in failed
-    assert story.FAILING.remedy in failed
+    assert colocation_run.FAILING.error in failed
+    assert colocation_run.FAILING.remedy in failed
     assert "tp_btf" in page.text("#sources")
     assert page.text("#waits-form") == "tp_btf"
 
 
-def test_nothing_comes_from_elsewhere(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_nothing_comes_from_elsewhere(browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun) -> None:
     agent.show(told.rounds)
     page = opened(browser, agent)
     urls = page.requests()

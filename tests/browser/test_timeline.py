@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from api.decisions import Status
-from cli import words
-from exporters.view import build
+from api.decision import OutcomeStatus
+from cli import formats
+from exporters.view.cycle_view import build_view
 from tests.browser.chromium import Browser, Page
-from tests.browser.reading import choose, opened, rows
-from tests.cli import story
-from tests.cli.agent import Agent
-from tests.rich import RICH_CPU, RICH_MEMORY, RICH_REJECTED
+from tests.browser.page_reader import choose, opened, rows
+from tests.builders import colocation_run
+from tests.builders.agent_server import AgentServer
+from tests.builders.full_node import RICH_CPU, RICH_MEMORY, RICH_REJECTED
 
 pytestmark = pytest.mark.browser
 
@@ -32,7 +32,7 @@ def pick(page: Page, seq: int, event: str) -> None:
 
 
 def test_every_decision_is_a_mark_on_the_axis_of_what_was_lent(
-    browser: Browser, agent: Agent, told: story.Story
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
 ) -> None:
     agent.journal.all = list(told.entries)
     agent.show(told.rounds)
@@ -50,22 +50,22 @@ def test_every_decision_is_a_mark_on_the_axis_of_what_was_lent(
 
 
 def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(
-    browser: Browser, agent: Agent, told: story.Story
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
 ) -> None:
     agent.journal.all = list(told.entries)
     agent.show(told.rounds)
     page = opened(browser, agent)
     page.until("document.querySelectorAll('#lanes .deed').length > 0")
-    spike = next(e for e in told.entries if e.outcome.decision.verdict.rule == "wait_far_above_target")
+    spike = next(e for e in told.entries if e.outcome.decision.reason.rule == "wait_far_above_target")
     pick(page, spike.seq, "pointermove")
     said = page.text("#told")
     for part in (
-        words.clock(spike.wall_time_ns / 1e6),
-        words.change(spike.outcome),
-        spike.outcome.decision.verdict.text,
+        formats.clock(spike.wall_time_ns / 1e6),
+        formats.knob_change(spike.outcome),
+        spike.outcome.decision.reason.text,
     ):
         assert part in said
-    around = [e.seq for e in told.entries if abs(e.wall_time_ns - spike.wall_time_ns) <= 5 * story.S]
+    around = [e.seq for e in told.entries if abs(e.wall_time_ns - spike.wall_time_ns) <= 5 * colocation_run.S]
     assert page.eval("[...document.querySelectorAll('#lens .deed')].map(mark => Number(mark.dataset.seq))") == around
     seconds_px = page.eval("(() => { const t = [...document.querySelectorAll('#lens line')]; return t[1].x1.baseVal.value - "
                            "t[0].x1.baseVal.value; })()")  # fmt: skip
@@ -74,13 +74,15 @@ def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(
     choose(page, "#find", "nothing fits this")
     pick(page, spike.seq, "click")
     opened_one = page.eval("document.querySelector('.entry details[open]').textContent")
-    assert spike.outcome.decision.verdict.text in opened_one
+    assert spike.outcome.decision.reason.text in opened_one
     pick(page, spike.seq, "pointerleave")
     page.eval("document.querySelector('#lanes').dispatchEvent(new PointerEvent('pointerleave'))")
-    assert spike.outcome.decision.verdict.text in page.text("#told"), "what was chosen stays told"
+    assert spike.outcome.decision.reason.text in page.text("#told"), "what was chosen stays told"
 
 
-def test_the_arrow_keys_walk_from_one_decision_to_the_next(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_the_arrow_keys_walk_from_one_decision_to_the_next(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     agent.journal.all = list(told.entries)
     agent.show(told.rounds)
     page = opened(browser, agent)
@@ -91,15 +93,15 @@ def test_the_arrow_keys_walk_from_one_decision_to_the_next(browser: Browser, age
         heard.append(page.eval("document.querySelector('#lanes').getAttribute('aria-valuetext')"))
     newest, before = told.entries[-1], told.entries[-2]
     for text, entry in zip(heard, (newest, before), strict=True):
-        assert text.startswith(words.clock(entry.wall_time_ns / 1e6))
-        assert text.endswith(entry.outcome.decision.verdict.text)
+        assert text.startswith(formats.clock(entry.wall_time_ns / 1e6))
+        assert text.endswith(entry.outcome.decision.reason.text)
 
 
 def test_lanes_are_by_what_is_chosen_and_what_was_not_written_looks_so(
-    browser: Browser, agent: Agent, told: story.Story
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
 ) -> None:
     entries = list(told.entries)
-    for i, status in enumerate((Status.REFUSED, Status.DRY_RUN, Status.VANISHED), 1):
+    for i, status in enumerate((OutcomeStatus.REFUSED, OutcomeStatus.DRY_RUN, OutcomeStatus.VANISHED), 1):
         outcome = msgspec.structs.replace(entries[-i].outcome, status=status)
         entries[-i] = msgspec.structs.replace(entries[-i], outcome=outcome)
     agent.journal.all = entries
@@ -118,7 +120,9 @@ def test_lanes_are_by_what_is_chosen_and_what_was_not_written_looks_so(
     assert written == len(entries) - 3, "the CPU chart has the writes alone"
 
 
-def test_pools_regions_rejected_pods_and_memory_are_told(browser: Browser, agent: Agent, told: story.Story) -> None:
+def test_pools_regions_rejected_pods_and_memory_are_told(
+    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+) -> None:
     last = told.rounds[-1]
     assert last.advice is not None
     advice = msgspec.structs.replace(last.advice, cpu=RICH_CPU, rejected=RICH_REJECTED)
@@ -128,15 +132,15 @@ def test_pools_regions_rejected_pods_and_memory_are_told(browser: Browser, agent
     page.until("document.querySelectorAll('#regions li').length > 0")
     pools = {cells[0]: cells[1:] for cells in rows(page, "#pool-rows tbody")}
     assert pools["share-NUMA0"] == ["none", "3 on NUMA 0"]
-    assert pools["reclaim"] == [build(last).pools["reclaim"], "1, at most 1.50 cores"]
+    assert pools["reclaim"] == [build_view(last).pools["reclaim"], "1, at most 1.50 cores"]
     region = page.text("#regions")
     assert "rama · 1.00 to 4.00 cores · non-reclaimed-cpu-requirement 3.00 · cpu_sched_wait 450 of 400" in region
-    assert RICH_CPU.regions[0].verdict.text in region
+    assert RICH_CPU.regions[0].reason.text in region
     assert page.text("#rejected li") == f"default/db {RICH_REJECTED['default/db'].text}"
     memory = rows(page, "#memory-rows tbody")
     assert memory == [
-        ["node", "3.00 GiB", words.NONE, "✓ no risk"],
+        ["node", "3.00 GiB", formats.ABSENT, "✓ no risk"],
         ["NUMA 0", "3.00 GiB", "2.00 GiB", "▲ tune memcg, 256 MiB short"],
-        ["NUMA 1", words.NONE, words.NONE, "? not known"],
+        ["NUMA 1", formats.ABSENT, formats.ABSENT, "? not known"],
     ]
     assert "The cache reaper is switched off." in page.text("#memory-said")

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.hierarchy import detect
-from agent.sense.capture import Text
-from agent.sense.cgroups import CgroupReader
-from agent.sense.node import NodeReader
-from agent.sense.topology import read_topology
-from api.ports import Unavailable
-from cli.capture import Manifest, bounded, capture, write_archive
+from agent.offline.capture import CapturedFile
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from agent.sensors.node.machine import read_topology
+from agent.sensors.node.node_reader import NodeReader
+from api.interfaces import Unavailable
+from cli.capture import CaptureManifest, capture, limit_size, write_archive
 from tests.captures import Captured
 
-MANIFEST = Manifest(
+MANIFEST = CaptureManifest(
     version="1", kernel="Linux 6.18", machine="x86_64", captured_at="", mode="v2", ticks_per_second=100,
     page_bytes=4096, files=0, left_out=0,
 )  # fmt: skip
@@ -33,7 +33,7 @@ MANIFEST = Manifest(
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        detect()
+        detect_hierarchy()
     except Unavailable as missing:
         pytest.skip(missing.reason)
     path = tmp_path_factory.mktemp("capture") / "capture.tar.gz"
@@ -45,7 +45,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_sources_read_the_same_from_it_as_from_the_machine(archive: Path, tmp_path: Path) -> None:
     captured = Captured(archive, tmp_path)
     told = captured.snapshot()
-    live_node, live_cgroups = NodeReader(Path("/proc"), live=False), CgroupReader(detect(), limit=20)
+    live_node, live_cgroups = NodeReader(Path("/proc"), live=False), CgroupReader(detect_hierarchy(), limit=20)
     node, cgroups = live_node.read(), live_cgroups.read()
     live_node.close()
     live_cgroups.close()
@@ -97,22 +97,27 @@ def test_nothing_of_processes_is_in_it(archive: Path) -> None:
 def test_the_manifest_tells_where_it_is_from(archive: Path, tmp_path: Path) -> None:
     manifest = Captured(archive, tmp_path).manifest
     assert manifest.kernel.startswith("Linux ")
-    assert manifest.mode == detect().mode
+    assert manifest.mode == detect_hierarchy().mode
     with tarfile.open(archive) as tar:
         assert manifest.files == len(tar.getnames()) - 1
     assert manifest.left_out == 0
 
 
 def test_what_does_not_fit_is_left_out_and_counted() -> None:
-    texts = [Text(Path(f"/proc/{size}"), b"x" * size) for size in (10, 95, 80)]
-    kept, left_out = bounded(texts, most_bytes=100)
+    texts = [CapturedFile(Path(f"/proc/{size}"), b"x" * size) for size in (10, 95, 80)]
+    kept, left_out = limit_size(texts, most_bytes=100)
     assert ([len(text.text or b"") for text in kept], left_out) == ([10, 80], 1)
 
 
 def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:
     name = b"caf\xe9 \xff\n".decode(errors="surrogateescape")
     stream = io.BytesIO()
-    write_archive(stream, MANIFEST, [Text(Path("/sys") / name / "cpu.stat", b"1"), Text(Path("/sys/empty"), None)], 0)
+    write_archive(
+        stream,
+        MANIFEST,
+        [CapturedFile(Path("/sys") / name / "cpu.stat", b"1"), CapturedFile(Path("/sys/empty"), None)],
+        0,
+    )
     stream.seek(0)
     with tarfile.open(fileobj=stream) as tar:
         tar.extractall(tmp_path, filter="data")
@@ -124,7 +129,7 @@ def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:
 def few() -> None:
     """Captures of one cgroup, on a machine that has any."""
     try:
-        detect()
+        detect_hierarchy()
     except Unavailable as missing:
         pytest.skip(missing.reason)
 

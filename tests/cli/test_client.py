@@ -8,18 +8,18 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from agent.sense.documents import check
-from api.ports import Unavailable
-from cli.client import Client
-from exporters.tokens import Tokens
-from exporters.webconfig import WebConfig
-from tests.cli import story
-from tests.cli.agent import Agent
+from api.interfaces import Unavailable
+from cli.client import AgentClient
+from common.http.token_review import TokenReviewer
+from common.http.web_config import WebConfig
+from common.yaml_guard import check_yaml
+from tests.builders import colocation_run
+from tests.builders.agent_server import AgentServer
 from tests.exporters.certificates import Authority
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent, Path]]:
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AgentServer, Path]]:
     """An agent with a certificate of an authority of its own and one user, and that authority's certificate."""
     authority = Authority(tmp_path_factory.mktemp("ca"))
     authority.issue("server")
@@ -28,19 +28,19 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent, P
     file.write_text(
         f"tls_server_config: {{cert_file: server.crt, key_file: server.key}}\nbasic_auth_users: {{me: {hashed}}}\n"
     )
-    agent = Agent(web_config=WebConfig(file, check))
-    agent.show(story.tell(3).rounds)
+    agent = AgentServer(web_config=WebConfig(file, check_yaml))
+    agent.show(colocation_run.simulate_run(3).rounds)
     yield agent, authority.certificate
     agent.close()
 
 
 def refusal(url: str) -> Unavailable:
     with pytest.raises(Unavailable) as caught:
-        Client(url).view()
+        AgentClient(url).view()
     return caught.value
 
 
-def test_an_authority_that_nobody_knows(secured: tuple[Agent, Path]) -> None:
+def test_an_authority_that_nobody_knows(secured: tuple[AgentServer, Path]) -> None:
     found = refusal(f"https://me:secret@localhost:{secured[0].port}")
     assert "does not answer: " in found.reason
     assert "certificate verify failed" in found.reason.lower()
@@ -49,7 +49,7 @@ def test_an_authority_that_nobody_knows(secured: tuple[Agent, Path]) -> None:
 
 
 def test_a_user_and_a_password_that_are_missing_or_wrong(
-    secured: tuple[Agent, Path], monkeypatch: pytest.MonkeyPatch
+    secured: tuple[AgentServer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, authority = secured
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
@@ -57,10 +57,10 @@ def test_a_user_and_a_password_that_are_missing_or_wrong(
         found = refusal(f"https://{user}localhost:{agent.port}")
         assert "asks for a user and a password" in found.reason
         assert found.remedy == f"--url https://USER:PASSWORD@localhost:{agent.port}"
-    assert Client(f"https://me:secret@localhost:{agent.port}").view().seq == 4
+    assert AgentClient(f"https://me:secret@localhost:{agent.port}").view().seq == 4
 
 
-def test_plain_http_where_tls_is_spoken(secured: tuple[Agent, Path]) -> None:
+def test_plain_http_where_tls_is_spoken(secured: tuple[AgentServer, Path]) -> None:
     found = refusal(f"http://localhost:{secured[0].port}")
     assert f"if it has a --web-config with a certificate, ask https://localhost:{secured[0].port}" in found.remedy
     assert "kubectl dioptase" in found.remedy, "as in the pod of an agent that the chart installed"
@@ -70,7 +70,7 @@ def test_a_token_that_it_does_not_have() -> None:
     async def nobodys(_token: str, _path: str) -> bool | None:
         return None
 
-    agent = Agent(tokens=Tokens(nobodys))
+    agent = AgentServer(tokens=TokenReviewer(nobodys))
     found = refusal(agent.url)
     agent.close()
     assert found.reason == f"http://127.0.0.1:{agent.port} asks for a token of an account of the cluster"
@@ -78,7 +78,7 @@ def test_a_token_that_it_does_not_have() -> None:
 
 
 def test_tls_where_plain_http_is_spoken() -> None:
-    agent = Agent()
+    agent = AgentServer()
     found = refusal(f"https://127.0.0.1:{agent.port}")
     agent.close()
     assert f"ask http://127.0.0.1:{agent.port}" in found.remedy

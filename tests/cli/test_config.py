@@ -9,16 +9,16 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.config import Config
-from agent.dynamic.overlay import settle
-from agent.dynamic.told import configuration, leaves
+from agent.config.config import AgentConfig
+from agent.dynamic_config.effective import effective_configuration, setting_leaves
+from agent.dynamic_config.merge import resolve_config
 from cli.config import config
-from exporters.http import Server
-from tests.agent.dynamic.test_overlay import ADMIN, fits, reclaim, thing
-from tests.cli.story import Entries
+from exporters.page.web_server import AgentWebServer
+from tests.agent.dynamic_config.test_merge import ADMIN, fits, reclaim, thing
+from tests.builders.colocation_run import MemoryJournal
 
 OBJECT = thing(reclaim(enableReclaim=False, cpuHeadroomConfig={"utilBasedConfig": {"nonReclaimUtilizationLow": 0.2}}))
-TOLD = configuration(settle(Config(), {}, {ADMIN: OBJECT}, fits), {}, 5)
+TOLD = effective_configuration(resolve_config(AgentConfig(), {}, {ADMIN: OBJECT}, fits), {}, 5)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def url() -> Iterator[str]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = Server(journal=Entries(()), version="test", configuration=lambda: TOLD)
+    server = AgentWebServer(journal=MemoryJournal(()), version="test", configuration=lambda: TOLD)
     port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0), loop).result(10)
     yield f"http://127.0.0.1:{port}"
     asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
@@ -41,7 +41,7 @@ def call(url: str, *arguments: str) -> Result:
 
 def test_every_setting_has_a_line_and_then_come_the_objects(url: str) -> None:
     lines = call(url).stdout.splitlines()
-    names = [".".join(path) for path, _ in leaves(Config())]
+    names = [".".join(path) for path, _ in setting_leaves(AgentConfig())]
     assert [line.split()[0] for line in lines[: len(names)]] == names
     said = next(line for line in lines if line.startswith("advisor.enableReclaim "))
     assert "false  (AdminQoSConfiguration kube-system/all h1: spec.config.reclaimedResourceConfig.enableReclaim" in said

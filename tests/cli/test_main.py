@@ -55,14 +55,14 @@ def test_a_reader_that_went_away_ends_a_command_without_a_word() -> None:
 GENERIC = """
 import sys
 from types import SimpleNamespace
-from api.ports import Seen
-from cli import main, probe
+from api.interfaces import ProbeReading
+from cli import main
 from probes import registry
 class Told:
     name, form, reads = "sockets", "tp_btf", 0
     def read(self, live, *, complete=True):
         self.reads += 1
-        return Seen(node={"procs_running": 1}, cgroups={1: {"größe": self.reads}})
+        return ProbeReading(node={"procs_running": 1}, cgroups={1: {"größe": self.reads}})
     def problem(self): return None
     def close(self): print("closed", file=sys.stderr)
 row = SimpleNamespace(name="sockets", about="what sockets do", open=Told)

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.qrm.knobs import Original, RawValue
-from agent.qrm.originals import FILE_NAME, boot_id, encode_file, open_originals
+from agent.qrm.actuator.originals import FILE_NAME, encode_journal
+from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.writer import OriginalValue, RawValue
 from api.knobs import Knob
 from cli.demo import _state_dir
 from cli.reset import reset
 
-GONE = Original(
+GONE = OriginalValue(
     cgroup="/dioptase-test-no-such-cgroup",
     cgroup_id=1,
     knob=Knob.IDLE,
@@ -43,8 +44,8 @@ def test_what_a_killed_demo_left_is_put_back_too(tmp_path: Path, monkeypatch: py
     assert CliRunner().invoke(reset, []).output == "Nothing is left to put back.\n"
     demos.parent.mkdir(mode=0o700)
     for path in (own, demos):
-        path.write_bytes(encode_file(boot_id(), [GONE]))
-    holder = open_originals(tmp_path, boot_id())
+        path.write_bytes(encode_journal(read_boot_id(), [GONE]))
+    holder = open_originals(tmp_path, read_boot_id())
     result = CliRunner().invoke(reset, [])
     assert result.exit_code == 1
     assert "is in use by process" in result.stderr
@@ -73,7 +74,7 @@ def test_an_empty_journal_is_all_done(tmp_path: Path) -> None:
 
 
 def test_cgroups_that_are_gone_need_nothing(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(encode_file(boot_id(), [GONE]))
+    (tmp_path / FILE_NAME).write_bytes(encode_journal(read_boot_id(), [GONE]))
     result = run(tmp_path)
     assert result.exit_code == 0
     assert "/dioptase-test-no-such-cgroup  cpu.idle" in result.output
@@ -83,14 +84,14 @@ def test_cgroups_that_are_gone_need_nothing(tmp_path: Path) -> None:
 
 
 def test_originals_of_another_boot_are_dropped_aloud(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(encode_file("another-boot", [GONE]))
+    (tmp_path / FILE_NAME).write_bytes(encode_journal("another-boot", [GONE]))
     result = run(tmp_path)
     assert result.exit_code == 0
     assert "dropped 1 originals of another boot" in result.stderr
 
 
 def test_a_damaged_journal_is_no_success_until_a_person_removed_it(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(encode_file(boot_id(), [GONE])[:-9])
+    (tmp_path / FILE_NAME).write_bytes(encode_journal(read_boot_id(), [GONE])[:-9])
     aside = tmp_path / f"{FILE_NAME}.damaged-1"
     for _ in range(2):
         result = run(tmp_path)
@@ -101,7 +102,7 @@ def test_a_damaged_journal_is_no_success_until_a_person_removed_it(tmp_path: Pat
 
 
 def test_a_state_directory_in_use_is_left_alone(tmp_path: Path) -> None:
-    holder = open_originals(tmp_path, boot_id())
+    holder = open_originals(tmp_path, read_boot_id())
     holder.record(GONE)
     result = run(tmp_path)
     holder.close()

@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 from tests.cluster.binaries import BESIDE, PROGRAMS, Missing, beside, obtain
+from tests.cluster.cleanup import ClusterNumberTaken, release_abandoned
 from tests.cluster.cluster import Cluster, made
 from tests.cluster.daemons import Late
-from tests.cluster.leftovers import Taken, release_abandoned
+from tests.cluster.image_and_chart import ROOT, image_archive
 from tests.cluster.names import Names
-from tests.cluster.shipped import ROOT, archive
-from tests.cluster.stock import obtain_katalyst
+from tests.cluster.stock_katalyst import obtain_katalyst
 
 
 def main(arguments: list[str]) -> int:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         return 1
     try:
         return verbs[options.verb](options)
-    except (Missing, Taken, Late, OSError) as error:
+    except (Missing, ClusterNumberTaken, Late, OSError) as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -101,7 +101,7 @@ def build(_options: argparse.Namespace) -> int:
     if not os.environ.get("KUBECONFIG"):
         for name in BESIDE:
             beside(name)
-        archive()
+        image_archive()
     return 0
 
 

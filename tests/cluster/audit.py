@@ -20,7 +20,7 @@ POLICY = {
 }
 
 
-class Asked(NamedTuple):
+class AuditedRequest(NamedTuple):
     """One kind of request: `resource` with its subresource, as roles have them."""
 
     group: str
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 class Entry(NamedTuple):
     """One request, and what came of it."""
 
-    asked: Asked
+    asked: AuditedRequest
     status: int
     path: str
 
@@ -51,5 +51,5 @@ def entries(folder: Path, account: str) -> Iterator[Entry]:
         about = said.get("objectRef")
         if said["user"]["username"] == user and about is not None:
             resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
-            asked = Asked(about.get("apiGroup", ""), resource, said["verb"])
+            asked = AuditedRequest(about.get("apiGroup", ""), resource, said["verb"])
             yield Entry(asked, said["responseStatus"]["code"], said["requestURI"])

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.cluster import leftovers, network
+from tests.cluster import cleanup, network
 from tests.cluster.binaries import CONTROL, PROGRAMS, obtain
-from tests.cluster.control import API_SERVER, CONTROLLERS, ETCD, Control
+from tests.cluster.control_plane import API_SERVER, CONTROLLERS, ETCD, Control
 from tests.cluster.daemons import SPACES, Daemons
 from tests.cluster.names import CONTROL as CONTROL_PLANE
 from tests.cluster.names import MOST, Names
@@ -110,7 +110,7 @@ class Cluster:
 
     def release(self) -> None:
         """Remove it with everything."""
-        leftovers.release(self.names)
+        cleanup.release(self.names)
 
 
 def printed(command: Sequence[str], settings: Mapping[str, str], said: str | None = None) -> str:
@@ -127,7 +127,7 @@ def made(nodes: int, *, kept: bool = False) -> Cluster:
     Raises Missing, Taken and Late; then nothing is left.
     """
     programs = obtain(PROGRAMS if nodes else CONTROL)
-    cluster = Cluster(leftovers.claim((0,) if kept else range(1, MOST), kept=kept), programs)
+    cluster = Cluster(cleanup.claim((0,) if kept else range(1, MOST), kept=kept), programs)
     try:
         cluster.begin()
         if nodes:

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from kube.client import Client
-from kube.config import kubeconfig
+from kube.client import KubeClient
+from kube.kubeconfig import load_kubeconfig_access
 from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster, made
 from tests.cluster.daemons import wait
-from tests.cluster.existing import Existing
+from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.server import Server
 
 
 @pytest.fixture(scope="session")
-def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | Existing]:
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | ExternalCluster]:
     """etcd and an API server; what else there is depends on who asked before."""
     if listed := os.environ.get("KUBECONFIG"):
         try:
-            yield Existing(Path(listed), tmp_path_factory.mktemp("kubeconfig"))
+            yield ExternalCluster(Path(listed), tmp_path_factory.mktemp("kubeconfig"))
         except Missing as error:
             pytest.fail(str(error))
         return
@@ -36,15 +36,15 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | E
 
 
 @pytest.fixture(scope="session")
-def ours(api_server: Cluster | Existing) -> Cluster:
+def ours(api_server: Cluster | ExternalCluster) -> Cluster:
     """One that may be hurt."""
-    if isinstance(api_server, Existing):
+    if isinstance(api_server, ExternalCluster):
         pytest.skip("hurts the cluster, and that of KUBECONFIG is somebody's: unset KUBECONFIG")
     return api_server
 
 
 @pytest.fixture(scope="session")
-def cluster(api_server: Cluster | Existing) -> Cluster | Existing:
+def cluster(api_server: Cluster | ExternalCluster) -> Cluster | ExternalCluster:
     """With controllers, a scheduler, and one node that is ready."""
     if isinstance(api_server, Cluster):
         api_server.grow(1)
@@ -62,7 +62,7 @@ def two_nodes() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def server(api_server: Cluster | Existing) -> Server:
+def server(api_server: Cluster | ExternalCluster) -> Server:
     """To ask without our own client."""
     return api_server.server
 
@@ -77,7 +77,7 @@ def namespace(server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
-def workspace(cluster: Cluster | Existing, server: Server, namespace: str) -> str:
+def workspace(cluster: Cluster | ExternalCluster, server: Server, namespace: str) -> str:
     """The same, in which pods may be made."""
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
     # Controllers whose API server was killed several times, by the tests before, look at it again after a minute only.
@@ -86,14 +86,16 @@ def workspace(cluster: Cluster | Existing, server: Server, namespace: str) -> st
 
 
 @pytest.fixture
-async def client(api_server: Cluster | Existing) -> AsyncIterator[Client]:
+async def client(api_server: Cluster | ExternalCluster) -> AsyncIterator[KubeClient]:
     """Our own, as the agents have it."""
-    async with Client(kubeconfig([api_server.kubeconfig], lambda _text: None), "dioptase-tests") as entered:
+    async with KubeClient(
+        load_kubeconfig_access([api_server.kubeconfig], lambda _text: None), "dioptase-tests"
+    ) as entered:
         yield entered
 
 
 @pytest.fixture(scope="session")
-def definitions(api_server: Cluster | Existing) -> Server:
+def definitions(api_server: Cluster | ExternalCluster) -> Server:
     """The API server, once it serves every kind of deploy/crds."""
     folder = Path(__file__).resolve().parents[2] / "deploy/crds"
     api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", folder)

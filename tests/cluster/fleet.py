@@ -10,18 +10,17 @@ from typing import Any
 
 from aiohttp import web
 
-from agent.report.journal import DecisionJournal
-from api.checks import Check
-from api.configuration import Configuration
+from agent.journal.decisions import DecisionJournal
+from api.diagnostics import DoctorCheck, EffectiveConfiguration
 from api.text import to_json
-from exporters.http import Server as AgentServer
-from exporters.view import build
-from exporters.webconfig import WebConfig
+from common.http.web_config import WebConfig
+from exporters.page.web_server import AgentWebServer as AgentServer
+from exporters.view.cycle_view import build_view
 from kube import client as client_module
-from kube.client import Client
+from kube.client import KubeClient
+from tests.builders.full_node import full_cycle
 from tests.cluster.daemons import wait
 from tests.cluster.server import JSON, MERGE, Server
-from tests.rich import rich_round
 
 Request = tuple[str, str, dict[str, Any]]
 """Method, path and body."""
@@ -39,11 +38,11 @@ class Agents:
 
     def start(
         self,
-        told: Configuration,
+        told: EffectiveConfiguration,
         web_config: WebConfig | None = None,
         *,
         round_: bool = True,
-        lacks: tuple[Check, ...] = (),
+        lacks: tuple[DoctorCheck, ...] = (),
     ) -> int:
         """One more; its port."""
         server = AgentServer(
@@ -53,7 +52,7 @@ class Agents:
         self._servers.append(server)
         port = asyncio.run_coroutine_threadsafe(server.start(self._host, 0), self._loop).result(10)
         if round_:
-            self._loop.call_soon_threadsafe(server.publish, rich_round())
+            self._loop.call_soon_threadsafe(server.publish, full_cycle())
         return port
 
     def silent(self) -> int:
@@ -97,15 +96,15 @@ class Fleet:
         for method, path, body in (*self._node(node), *self._pod(node, port, scheme)):
             self.server.ask(method, path, body, MERGE if method == "PATCH" else JSON)
 
-    async def many(self, nodes: list[str], port: int, client: Client) -> None:
+    async def many(self, nodes: list[str], port: int, client: KubeClient) -> None:
         """The same, at once."""
         turns = asyncio.Semaphore(16)
 
         async def one(node: str) -> None:
             async with turns:
                 for method, path, body in (*self._node(node), *self._pod(node, port, "HTTP")):
-                    kind = client_module.MERGE if method == "PATCH" else client_module.JSON
-                    request = client_module._Request(
+                    kind = client_module.MERGE_PATCH_TYPE if method == "PATCH" else client_module.JSON_TYPE
+                    request = client_module._ApiRequest(
                         method=method, path=path, resource="test", body=body, content_type=kind
                     )
                     await client._answer(request)
@@ -169,7 +168,7 @@ class Reviewing:
         path = "/apis/authentication.k8s.io/v1/tokenreviews"
         user = (await asyncio.to_thread(self._server.ask, "POST", path, review))["status"]["user"]["username"]
         self.seen.append((request.headers.get("Authorization"), user))
-        return web.Response(body=to_json(build(rich_round())), content_type="application/json")
+        return web.Response(body=to_json(build_view(full_cycle())), content_type="application/json")
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)

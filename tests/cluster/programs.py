@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.accounts import Account
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import PATIENCE
 from tests.cluster.names import CONTROL
 from tests.cluster.node import Node
+from tests.cluster.service_accounts import Account
 
 CODE = Path(__file__).resolve().parents[2]
 AGENT_PORT, CONTROLLER_PORT = 9102, 9316

@@ -9,12 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import declared
+from tests.cluster import fake_cpu_topology
 from tests.cluster.binaries import HERE
 from tests.cluster.cluster import Cluster, made
 from tests.cluster.daemons import wait
 from tests.cluster.names import CONTROL
-from tests.cluster.stock import ADVISOR, ORM, OURS, QRM, REPORTER, STAND_IN, Beside, Place, obtain_katalyst
+from tests.cluster.stock_katalyst import (
+    ADVISOR,
+    ORM,
+    OURS,
+    QRM,
+    REPORTER,
+    STAND_IN,
+    KatalystAndDioptase,
+    Place,
+    obtain_katalyst,
+)
 
 CPUS = 8
 NODE = "peer"
@@ -43,12 +53,16 @@ PODS = {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [WEB, BA
 
 
 @contextmanager
-def stand(cluster: Cluster, program: Path) -> Iterator[Beside]:
+def stand(cluster: Cluster, program: Path) -> Iterator[KatalystAndDioptase]:
     """The node, on the API server's machine; nothing of either agent runs when it is left."""
     folder = cluster.names.run / uuid.uuid4().hex[:4]
-    declared.write(folder / "machine", CPUS)
-    place = Place(cluster.names.space(CONTROL), cluster.names.address(CONTROL), declared.inside(folder / "machine"))
-    beside = Beside(cluster, place, program, folder / "k", NODE)
+    fake_cpu_topology.write_topology(folder / "machine", CPUS)
+    place = Place(
+        cluster.names.space(CONTROL),
+        cluster.names.address(CONTROL),
+        fake_cpu_topology.mount_command(folder / "machine"),
+    )
+    beside = KatalystAndDioptase(cluster, place, program, folder / "k", NODE)
     pods_file(beside).write_text(json.dumps(PODS))
     cluster.server.ask("POST", "/api/v1/nodes", {"metadata": {"name": NODE}})
     try:
@@ -59,12 +73,12 @@ def stand(cluster: Cluster, program: Path) -> Iterator[Beside]:
         cluster.server.ask("DELETE", f"/api/v1/nodes/{NODE}")
 
 
-def found_by_orm(beside: Beside) -> str:
+def found_by_orm(beside: KatalystAndDioptase) -> str:
     """Has its ORM look for plugins where its QRM's are."""
     return f"--plugin-registration-dir={beside.folder}/qrm"
 
 
-def pods_file(beside: Beside) -> Path:
+def pods_file(beside: KatalystAndDioptase) -> Path:
     return beside.folder.parent / "pods.json"
 
 
@@ -78,7 +92,7 @@ def settings(**sockets: list[str]) -> dict[str, Any]:
     }
 
 
-def start_ours(beside: Beside, *options: str, **sockets: list[str]) -> None:
+def start_ours(beside: KatalystAndDioptase, *options: str, **sockets: list[str]) -> None:
     beside.start_ours(settings(**sockets), "--pods", str(pods_file(beside)), "--act", "dry-run", *options)
 
 

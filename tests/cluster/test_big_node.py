@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from tests.cluster import images
-from tests.cluster.accounts import LENDING, Account
 from tests.cluster.cgroups import ROOT, USUAL
 from tests.cluster.cluster import CONSENT, Cluster, made
+from tests.cluster.doc_commands import blocks, follow, steps
 from tests.cluster.names import HOME
-from tests.cluster.pages import blocks, follow, steps
 from tests.cluster.programs import CODE, Agent
 from tests.cluster.server import Server
+from tests.cluster.service_accounts import LENDING, Account
 
 pytestmark = pytest.mark.vm_cluster
 PAGE = (CODE / "docs/big-node.md").read_text()

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.accounts import Account
 from tests.cluster.cluster import CONSENT, Cluster
-from tests.cluster.control import API_SERVER
+from tests.cluster.control_plane import API_SERVER
 from tests.cluster.daemons import wait
-from tests.cluster.existing import Existing
+from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.katalyst import ADMINS, CNCS, CNRS, an_admin, gone, within
 from tests.cluster.pods import Pod, run
 from tests.cluster.programs import Agent
 from tests.cluster.server import MERGE, Server
+from tests.cluster.service_accounts import Account
 
 pytestmark = pytest.mark.cluster
 SETTINGS = {
@@ -35,7 +35,7 @@ _versions = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def node(ours: Cluster, cluster: Cluster | Existing, definitions: Server) -> Iterator[Cluster]:
+def node(ours: Cluster, cluster: Cluster | ExternalCluster, definitions: Server) -> Iterator[Cluster]:
     """A cluster with a node that has its CustomNodeConfig, as a controller would make it."""
     for path, kind, group in ((CNCS, "CustomNodeConfig", "config"), (CNRS, "CustomNodeResource", "node")):
         head = {"apiVersion": f"{group}.katalyst.kubewharf.io/v1alpha1", "kind": kind, "metadata": {"name": "node1"}}

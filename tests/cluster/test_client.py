@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import pytest
 
-from kube.client import Client, Scope
-from kube.errors import ApiError, Unreachable
+from kube.client import KubeClient, ListScope
+from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
-from kube.leader import LEASE_S, LEASES, Election
-from kube.objects import Bare, Dynamic, Resource
-from kube.watch import Event, What
+from kube.leader_election import LEASE_S, LEASES, LeaderElection
+from kube.objects import PartialObjectMetadata, ResourceType, UnstructuredObject
+from kube.watch import WatchEvent, WatchEventType
 from tests.cluster.cluster import Cluster
 from tests.cluster.objects import a_map, a_pod
 from tests.cluster.server import APPLY, Refused, Server
@@ -22,12 +22,12 @@ from tests.cluster.server import APPLY, Refused, Server
 pytestmark = pytest.mark.cluster
 
 
-class ConfigMap(Bare, frozen=True, kw_only=True):
+class ConfigMap(PartialObjectMetadata, frozen=True, kw_only=True):
     data: Mapping[str, str] = {}
 
 
-MAPS = Resource("", "v1", "configmaps", "ConfigMap", ConfigMap, namespaced=True)
-PODS = Resource("", "v1", "pods", "Pod", Dynamic, namespaced=True)
+MAPS = ResourceType("", "v1", "configmaps", "ConfigMap", ConfigMap, namespaced=True)
+PODS = ResourceType("", "v1", "pods", "Pod", UnstructuredObject, namespaced=True)
 
 
 async def until(what: str, probe: Callable[[], object], seconds: float = 60) -> None:
@@ -48,18 +48,18 @@ async def running(task: Awaitable[None]) -> AsyncIterator[None]:
             await started
 
 
-async def test_lists_come_in_pages_and_whole(client: Client, server: Server, namespace: str) -> None:
+async def test_lists_come_in_pages_and_whole(client: KubeClient, server: Server, namespace: str) -> None:
     for number in range(7):
         await client.create(MAPS, a_map(f"m{number}", n=str(number)), namespace)
-    listing = await client.list(MAPS, Scope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
+    listing = await client.list(MAPS, ListScope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
     assert {key: one.data["n"] for key, one in listing.objects.items()} == {
         f"{namespace}/m{number}": str(number) for number in range(7)
     }
     assert listing.problems == {}
 
 
-async def test_a_watch_tells_every_change_in_order(client: Client, namespace: str) -> None:
-    scope = Scope(namespace=namespace, fields="metadata.name=one")
+async def test_a_watch_tells_every_change_in_order(client: KubeClient, namespace: str) -> None:
+    scope = ListScope(namespace=namespace, fields="metadata.name=one")
     since = (await client.list(MAPS, scope)).resource_version
     await client.create(MAPS, a_map("one", a="1"), namespace)
     await client.merge_patch(MAPS, f"{namespace}/one", {"data": {"a": "2", "b": "3"}})
@@ -69,37 +69,37 @@ async def test_a_watch_tells_every_change_in_order(client: Client, namespace: st
     async with contextlib.aclosing(client.watch(MAPS, since, scope, 30)) as events:
         async for event in events:
             seen.append((event.what, None if event.object is None else event.object.data))
-            if event.what is What.DELETED:
+            if event.what is WatchEventType.DELETED:
                 break
     assert seen == [
-        (What.ADDED, {"a": "1"}),
-        (What.MODIFIED, {"a": "2", "b": "3"}),
-        (What.MODIFIED, {"b": "3"}),
-        (What.DELETED, {"b": "3"}),
+        (WatchEventType.ADDED, {"a": "1"}),
+        (WatchEventType.MODIFIED, {"a": "2", "b": "3"}),
+        (WatchEventType.MODIFIED, {"b": "3"}),
+        (WatchEventType.DELETED, {"b": "3"}),
     ]
 
 
-async def _events(client: Client, since: str, scope: Scope, lasts_s: int) -> list[Event[ConfigMap]]:
+async def _events(client: KubeClient, since: str, scope: ListScope, lasts_s: int) -> list[WatchEvent[ConfigMap]]:
     return [event async for event in client.watch(MAPS, since, scope, lasts_s)]
 
 
 @pytest.mark.long
-async def test_a_bookmark_carries_a_quiet_watch_past_what_others_wrote(client: Client, namespace: str) -> None:
+async def test_a_bookmark_carries_a_quiet_watch_past_what_others_wrote(client: KubeClient, namespace: str) -> None:
     """Shortly before it ends; so the next watch need not begin where nothing is kept any longer."""
-    scope = Scope(namespace=namespace, fields="metadata.name=nobody")
+    scope = ListScope(namespace=namespace, fields="metadata.name=nobody")
     since = (await client.list(MAPS, scope)).resource_version
     watched = asyncio.ensure_future(_events(client, since, scope, 8))
     await asyncio.sleep(1.5)
     written = await client.create(MAPS, a_map("other"), namespace)
     events = await watched
-    assert {event.what for event in events} == {What.BOOKMARK}
+    assert {event.what for event in events} == {WatchEventType.BOOKMARK}
     assert int(events[-1].resource_version) >= int(written.metadata.resource_version) > int(since)
 
 
 async def test_a_watch_of_what_is_forgotten_is_refused_as_expired(
-    ours: Cluster, client: Client, namespace: str
+    ours: Cluster, client: KubeClient, namespace: str
 ) -> None:
-    since = (await client.list(MAPS, Scope(namespace=namespace))).resource_version
+    since = (await client.list(MAPS, ListScope(namespace=namespace))).resource_version
     for number in range(3):
         await client.merge_patch(
             MAPS, f"{namespace}/{(await client.create(MAPS, a_map(f'm{number}'), namespace)).metadata.name}",
@@ -108,14 +108,14 @@ async def test_a_watch_of_what_is_forgotten_is_refused_as_expired(
     assert await asyncio.to_thread(ours.compact) > int(since)
     await asyncio.to_thread(ours.restart_server)
     with pytest.raises(ApiError) as raised:
-        await anext(client.watch(MAPS, since, Scope(namespace=namespace), 5))
+        await anext(client.watch(MAPS, since, ListScope(namespace=namespace), 5))
     assert raised.value.expired, raised.value
 
 
 async def test_an_informer_misses_nothing_while_the_server_is_killed_and_the_store_compacted(
-    ours: Cluster, client: Client, server: Server, namespace: str
+    ours: Cluster, client: KubeClient, server: Server, namespace: str
 ) -> None:
-    informer = Informer(client, MAPS, Scope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
+    informer = Informer(client, MAPS, ListScope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
     told: list[tuple[str, bool]] = []
     informer.listen(lambda change: told.append((change.key.rpartition("/")[2], change.new is not None)))
     path = f"/api/v1/namespaces/{namespace}/configmaps"
@@ -141,10 +141,10 @@ async def test_an_informer_misses_nothing_while_the_server_is_killed_and_the_sto
 
 
 async def test_an_informer_lists_anew_where_its_version_is_gone(
-    ours: Cluster, client: Client, server: Server, namespace: str
+    ours: Cluster, client: KubeClient, server: Server, namespace: str
 ) -> None:
     """It is held back until history is gone, as behind a network that was cut."""
-    informer = Informer(client, MAPS, Scope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
+    informer = Informer(client, MAPS, ListScope(namespace=namespace, fields="metadata.name!=kube-root-ca.crt"))
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     async with running(informer.run()):
         await client.create(MAPS, a_map("goes"), namespace)
@@ -160,7 +160,7 @@ async def test_an_informer_lists_anew_where_its_version_is_gone(
 
 
 async def test_a_field_that_another_manager_holds_is_a_conflict_unless_taken(
-    client: Client, server: Server, namespace: str
+    client: KubeClient, server: Server, namespace: str
 ) -> None:
     key, path = f"{namespace}/shared", f"/api/v1/namespaces/{namespace}/configmaps/shared"
     await client.apply(MAPS, key, {"data": {"ours": "1", "both": "1"}}, "dioptase")
@@ -179,7 +179,7 @@ async def test_a_field_that_another_manager_holds_is_a_conflict_unless_taken(
     assert managers["dioptase"] == {"f:data": {"f:both": {}}}
 
 
-async def test_a_patch_with_a_version_is_a_compare_and_swap(client: Client, namespace: str) -> None:
+async def test_a_patch_with_a_version_is_a_compare_and_swap(client: KubeClient, namespace: str) -> None:
     first = await client.create(MAPS, a_map("one"), namespace)
     patch = {"metadata": {"resourceVersion": first.metadata.resource_version}, "data": {"a": "1"}}
     await client.merge_patch(MAPS, f"{namespace}/one", patch)
@@ -188,7 +188,7 @@ async def test_a_patch_with_a_version_is_a_compare_and_swap(client: Client, name
     assert raised.value.conflict
 
 
-async def test_another_object_of_the_same_name_is_not_deleted(client: Client, namespace: str) -> None:
+async def test_another_object_of_the_same_name_is_not_deleted(client: KubeClient, namespace: str) -> None:
     first = await client.create(MAPS, a_map("one"), namespace)
     await client.delete(MAPS, f"{namespace}/one", first.metadata.uid)
     await client.create(MAPS, a_map("one"), namespace)
@@ -197,9 +197,9 @@ async def test_another_object_of_the_same_name_is_not_deleted(client: Client, na
     assert raised.value.conflict
 
 
-async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(client: Client, namespace: str) -> None:
+async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(client: KubeClient, namespace: str) -> None:
     key = f"{namespace}/controller"
-    elections = [Election(client, key, name) for name in ("a", "b")]
+    elections = [LeaderElection(client, key, name) for name in ("a", "b")]
     at_work: list[str] = []
     most = 0
 
@@ -235,7 +235,7 @@ async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(clie
 
 @pytest.mark.long
 async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
-    ours: Cluster, client: Client, namespace: str
+    ours: Cluster, client: KubeClient, namespace: str
 ) -> None:
     at_work = 0
 
@@ -248,7 +248,7 @@ async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
             at_work -= 1
 
     async def lead() -> None:
-        election = Election(client, f"{namespace}/controller", "a")
+        election = LeaderElection(client, f"{namespace}/controller", "a")
         while True:
             await election.lead(work)
 
@@ -263,10 +263,10 @@ async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
         await until("it leads again", lambda: at_work == 1)
 
 
-async def test_no_server_is_told_apart_from_a_refusal(ours: Cluster, client: Client) -> None:
+async def test_no_server_is_told_apart_from_a_refusal(ours: Cluster, client: KubeClient) -> None:
     await asyncio.to_thread(ours.daemons.end, "kube-apiserver")
     try:
-        with pytest.raises(Unreachable, match="GET /api/v1/namespaces/default/configmaps/x"):
+        with pytest.raises(ApiUnreachable, match="GET /api/v1/namespaces/default/configmaps/x"):
             await client.get(MAPS, "default/x")
     finally:
         await asyncio.to_thread(ours.daemons.again, "kube-apiserver")
@@ -277,7 +277,7 @@ async def test_no_server_is_told_apart_from_a_refusal(ours: Cluster, client: Cli
 
 
 async def test_a_pod_that_its_budget_needs_is_not_evicted_and_another_is(
-    client: Client, server: Server, workspace: str
+    client: KubeClient, server: Server, workspace: str
 ) -> None:
     namespace = workspace
     budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
@@ -299,7 +299,7 @@ async def test_a_pod_that_its_budget_needs_is_not_evicted_and_another_is(
     )
 
 
-async def test_another_pod_than_the_one_that_was_meant_is_not_evicted(client: Client, workspace: str) -> None:
+async def test_another_pod_than_the_one_that_was_meant_is_not_evicted(client: KubeClient, workspace: str) -> None:
     """Without a budget: from one, the server takes what it then does not use, and gives it back minutes later."""
     key = f"{workspace}/one"
     pod = await client.create(PODS, a_pod("one"), workspace)

@@ -11,27 +11,14 @@ from typing import Any
 
 import pytest
 
-from controller.kcc.targets import hash_of
-from tests.cluster.accounts import Account
+from controller.kcc.targets import config_hash
 from tests.cluster.cluster import CONSENT, Cluster
-from tests.cluster.control import API_SERVER
+from tests.cluster.control_plane import API_SERVER
 from tests.cluster.daemons import wait
-from tests.cluster.katalyst import (
-    ADMINS,
-    CNCS,
-    CNRS,
-    KCCS,
-    a_kcc,
-    an_admin,
-    change,
-    gone,
-    lending,
-    told,
-    valid,
-    within,
-)  # fmt: skip
+from tests.cluster.katalyst import ADMINS, CNCS, CNRS, KCCS, a_kcc, an_admin, change, gone, lending, told, valid, within
 from tests.cluster.programs import Controller
 from tests.cluster.server import MERGE, Server
+from tests.cluster.service_accounts import Account
 
 pytestmark = pytest.mark.cluster
 NODES = "/api/v1/nodes"
@@ -175,7 +162,7 @@ def test_a_rollout_reaches_canaries_first_and_stops_when_paused(
     definitions: Server, replicas: list[Controller]
 ) -> None:
     server, first, second = definitions, lending("1"), lending("2")
-    old, new = f"all {hash_of(first, {})}", f"all {hash_of(second, {})}"
+    old, new = f"all {config_hash(first, {})}", f"all {config_hash(second, {})}"
     path = f"{within(CONSENT, ADMINS)}/all"
     # Other tests may have left a node that is one.
     ours = an_admin("all", first, nodeLabelSelector="nodes.test/kind=object", priority=1)
@@ -224,7 +211,7 @@ def test_labels_go_by_priority_and_two_for_one_node_stop_the_kind(
         change(server, f"{admins}/everybody", config=lending("9"))
         holds(1.5, lambda: told(server, other) == before)
         server.ask("DELETE", f"{admins}/overlap")
-        wait("it goes on", lambda: told(server, other) == f"everybody {hash_of(lending('9'), {})}")
+        wait("it goes on", lambda: told(server, other) == f"everybody {config_hash(lending('9'), {})}")
         short = {"nodeNames": [other], "lastDuration": "2s"}
         server.ask("POST", admins, an_admin("short", lending("5"), ephemeralSelector=short))
         wait("it is before all others", lambda: str(told(server, other)).startswith("short "))
@@ -248,7 +235,7 @@ def test_hostile_objects_are_refused_by_name_and_the_kind_goes_on_without_them(
     server, admins = definitions, within(CONSENT, ADMINS)
     pids = [one.pid for one in replicas]
     with nodes(server, "hostile", 1) as (name,), configured(server, a_kcc(), an_admin("all", lending("1"))):
-        wait("it is told", lambda: told(server, name) == f"all {hash_of(lending('1'), {})}")
+        wait("it is told", lambda: told(server, name) == f"all {config_hash(lending('1'), {})}")
         taken = {}
         for number, (what, spec) in enumerate(HOSTILE.items()):
             refused = server.refusal("POST", admins, an_admin(f"bad{number}", lending("7"), **spec))
@@ -263,7 +250,7 @@ def test_hostile_objects_are_refused_by_name_and_the_kind_goes_on_without_them(
         for path in taken:
             server.ask("DELETE", path)
         change(server, f"{admins}/all", config=lending("8"))
-        wait("the kind goes on", lambda: told(server, name) == f"all {hash_of(lending('8'), {})}")
+        wait("the kind goes on", lambda: told(server, name) == f"all {config_hash(lending('8'), {})}")
     assert [one.pid for one in replicas] == pids
 
 
@@ -392,7 +379,7 @@ def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothin
         ours.control.ready()
         change(server, f"{within(CONSENT, ADMINS)}/all", config=lending("2"))
         wait("the other leads", lambda: second.leads, 25)
-        wait("what came between", lambda: told(server, names[1]) == f"all {hash_of(lending('2'), {})}")
+        wait("what came between", lambda: told(server, names[1]) == f"all {config_hash(lending('2'), {})}")
         assert [taints(server, name) for name in names] == [set(), set()]
         assert "deletionTimestamp" not in server.ask("GET", batch)["metadata"]
         assert second.pid == pid

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from api.crds.kinds import KINDS, Kind, Version
-from api.crds.schema import schema_of
-from tests.api.crds.instances import fullest, instances
+from api.katalyst.crd_schema import openapi_schema
+from api.katalyst.kinds import KATALYST_KINDS, KatalystKind, KindVersion
+from tests.api.katalyst.instances import fullest, instances
 from tests.cluster.cluster import CONSENT, Cluster
-from tests.cluster.existing import Existing
+from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.server import MERGE, Refused, Server
 
 pytestmark = pytest.mark.cluster
-VERSIONS = [(kind, version) for kind in KINDS for version in kind.versions]
-STORED = [(kind, kind.versions[-1]) for kind in KINDS]
+VERSIONS = [(kind, version) for kind in KATALYST_KINDS for version in kind.versions]
+STORED = [(kind, kind.versions[-1]) for kind in KATALYST_KINDS]
 EVERY_VERSION = pytest.mark.parametrize(
     ("kind", "version"), VERSIONS, ids=[f"{kind.kind}-{version.name}" for kind, version in VERSIONS]
 )
@@ -30,17 +30,17 @@ MANY = settings(
 HEAD = ("apiVersion", "kind", "metadata")
 
 
-def collection(kind: Kind, version: Version) -> str:
+def collection(kind: KatalystKind, version: KindVersion) -> str:
     within = f"/namespaces/{CONSENT}" if kind.scope == "Namespaced" else ""
     return f"/apis/{kind.group}/{version.name}{within}/{kind.plural}"
 
 
-def named(kind: Kind, version: Version, body: dict[str, Any]) -> dict[str, Any]:
+def named(kind: KatalystKind, version: KindVersion, body: dict[str, Any]) -> dict[str, Any]:
     head = {"apiVersion": f"{kind.group}/{version.name}", "kind": kind.kind}
     return {**head, "metadata": {"name": f"test-{uuid.uuid4().hex[:12]}"}, **body}
 
 
-def stored(server: Server, kind: Kind, version: Version, body: dict[str, Any]) -> dict[str, Any]:
+def stored(server: Server, kind: KatalystKind, version: KindVersion, body: dict[str, Any]) -> dict[str, Any]:
     """The object as it is read after its parts were written: the status by its own way, where it has one."""
     path = collection(kind, version)
     made = named(kind, version, body)
@@ -75,7 +75,7 @@ def missing(sent: Any, got: Any, path: str = "") -> list[str]:
 
 
 def test_the_definitions_are_served_and_none_is_found_fault_with(definitions: Server) -> None:
-    for kind in KINDS:
+    for kind in KATALYST_KINDS:
         made = definitions.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind.name}")
         conditions = {one["type"]: (one["status"], one.get("message", "")) for one in made["status"]["conditions"]}
         assert conditions.get("NonStructuralSchema", ("False", ""))[0] == "False", conditions
@@ -83,8 +83,8 @@ def test_the_definitions_are_served_and_none_is_found_fault_with(definitions: Se
         assert made["status"]["storedVersions"] == [kind.versions[-1].name]
 
 
-def test_they_can_be_applied_again_without_a_change(api_server: Cluster | Existing, definitions: Server) -> None:
-    kind = KINDS[0]
+def test_they_can_be_applied_again_without_a_change(api_server: Cluster | ExternalCluster, definitions: Server) -> None:
+    kind = KATALYST_KINDS[0]
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind.name}"
     before = definitions.ask("GET", path)["metadata"]
     api_server.kubectl("apply", "--server-side", "-f", f"deploy/crds/{kind.group}_{kind.plural}.yaml")
@@ -94,30 +94,34 @@ def test_they_can_be_applied_again_without_a_change(api_server: Cluster | Existi
 
 @EVERY_VERSION
 def test_kubectl_explains_every_kind(
-    api_server: Cluster | Existing, definitions: Server, kind: Kind, version: Version
+    api_server: Cluster | ExternalCluster, definitions: Server, kind: KatalystKind, version: KindVersion
 ) -> None:
     said = api_server.kubectl("explain", kind.name.split(".")[0], f"--api-version={kind.group}/{version.name}")
     assert f"KIND:       {kind.kind}" in said
     assert f"VERSION:    {version.name}" in said
 
 
-def test_a_field_is_explained_by_its_docstring(api_server: Cluster | Existing, definitions: Server) -> None:
+def test_a_field_is_explained_by_its_docstring(api_server: Cluster | ExternalCluster, definitions: Server) -> None:
     field = "adminqosconfigurations.spec.config.evictionConfig.cpuPressureEvictionConfig.loadUpperBoundRatio"
     said = api_server.kubectl("explain", field)
     assert "FIELD: loadUpperBoundRatio <number>" in said
     assert "<empty>" not in said
 
 
-def test_short_names_and_columns_are_known_to_kubectl(api_server: Cluster | Existing, definitions: Server) -> None:
-    for kind in KINDS:
+def test_short_names_and_columns_are_known_to_kubectl(
+    api_server: Cluster | ExternalCluster, definitions: Server
+) -> None:
+    for kind in KATALYST_KINDS:
         if kind.short_name:
             assert api_server.kubectl("get", kind.short_name, "-l", "made-by=nobody", f"--namespace={CONSENT}") == ""
 
 
 @EVERY_VERSION
-def test_an_object_with_every_field_comes_back_whole(definitions: Server, kind: Kind, version: Version) -> None:
+def test_an_object_with_every_field_comes_back_whole(
+    definitions: Server, kind: KatalystKind, version: KindVersion
+) -> None:
     """From the version in which it was written, where that one is stored."""
-    schema = schema_of(version.type, {})
+    schema = openapi_schema(version.type, {})
     body = {name: fullest(node) for name, node in schema["properties"].items() if name not in HEAD}
     got = stored(definitions, kind, version, body)
     typed = json.loads(msgspec.json.encode(msgspec.json.decode(json.dumps(got), type=version.type)))
@@ -128,10 +132,12 @@ def test_an_object_with_every_field_comes_back_whole(definitions: Server, kind: 
         assert missing(body, got) == []
 
 
-@pytest.mark.parametrize(("kind", "version"), STORED, ids=[kind.kind for kind in KINDS])
-def test_objects_of_every_shape_are_taken_and_lose_nothing(definitions: Server, kind: Kind, version: Version) -> None:
+@pytest.mark.parametrize(("kind", "version"), STORED, ids=[kind.kind for kind in KATALYST_KINDS])
+def test_objects_of_every_shape_are_taken_and_lose_nothing(
+    definitions: Server, kind: KatalystKind, version: KindVersion
+) -> None:
     """In the version that is stored; of an older one only what that has a place for is kept."""
-    schema = schema_of(version.type, {})
+    schema = openapi_schema(version.type, {})
     body = {name: node for name, node in schema["properties"].items() if name not in HEAD}
     if version.scale:
         # What autoscalers ask for is no number below zero, whatever the schema says.
@@ -181,7 +187,7 @@ def test_objects_of_every_shape_are_taken_and_lose_nothing(definitions: Server, 
 def test_what_is_wrong_is_refused_with_its_path(
     definitions: Server, plural: str, body: dict[str, Any], path: str, why: str
 ) -> None:
-    (kind,) = (kind for kind in KINDS if kind.plural == plural)
+    (kind,) = (kind for kind in KATALYST_KINDS if kind.plural == plural)
     version = kind.versions[-1]
     with pytest.raises(Refused) as refused:
         definitions.ask("POST", collection(kind, version), named(kind, version, body))
@@ -191,7 +197,7 @@ def test_what_is_wrong_is_refused_with_its_path(
 
 
 def test_a_field_that_nobody_knows_is_not_kept_and_is_told(definitions: Server) -> None:
-    (kind,) = (kind for kind in KINDS if kind.plural == "adminqosconfigurations")
+    (kind,) = (kind for kind in KATALYST_KINDS if kind.plural == "adminqosconfigurations")
     version = kind.versions[-1]
     body = named(kind, version, {"spec": {"config": {"fieldOfTomorrow": 1}}})
     with pytest.raises(Refused, match=r'unknown field "spec\.config\.fieldOfTomorrow"'):

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.control import API_SERVER
+from tests.cluster.control_plane import API_SERVER
 from tests.cluster.daemons import wait
 from tests.cluster.node import SOCKET
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Refused, Server
-from tests.live.running import Agent
+from tests.live.agent_process import Agent
 
 pytestmark = pytest.mark.cluster
 QOS = "katalyst.kubewharf.io/qos_level"

@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.eviction.ways import ApiWay, Fate
-from agent.report.node_taints import NodeTaints
-from api.evictions import Condition, Evictions, Held, Shown
-from api.pods import Pod
+from agent.eviction.api_evictor import ApiEvictionMethod, MethodResult
+from agent.reporter.node_taints import NodeTaints
+from api.eviction import ActiveCondition, EvictionBlock, EvictionCondition, EvictionResult
+from api.pod import Pod
 from api.qos import QoSLevel
-from kube.client import Client
+from kube.client import KubeClient
+from tests.builders.four_cpu_node import busy_cycle
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Refused, Server
-from tests.fakes import busy_round
 
 pytestmark = pytest.mark.cluster
 OTHERS = {"key": "example.com/reserved", "value": "x", "effect": "NoSchedule"}
@@ -39,20 +39,20 @@ def made(server: Server, namespace: str) -> Pod:
 
 @pytest.mark.parametrize("form", ["eviction", "deletion"])
 async def test_only_the_pod_that_was_meant_leaves_with_the_grace_that_was_meant(
-    client: Client, server: Server, namespace: str, form: Any
+    client: KubeClient, server: Server, namespace: str, form: Any
 ) -> None:
-    batch, way = made(server, namespace), ApiWay(client, form)
+    batch, way = made(server, namespace), ApiEvictionMethod(client, form)
     before = msgspec.structs.replace(batch, uid="00000000-0000-0000-0000-000000000000")
-    assert (await way.ask(before, 5)).fate is Fate.GONE
+    assert (await way.ask(before, 5)).result is MethodResult.GONE
     seen = await way.look(batch)
     assert seen is not None
     assert (seen.gone, seen.told) == (False, False), "its namesake is not there, and it is left alone"
-    assert (await way.ask(batch, 60)).fate is Fate.ASKED
+    assert (await way.ask(batch, 60)).result is MethodResult.ASKED
     seen = await way.look(batch)
     assert seen is not None
     assert (seen.gone, seen.told, seen.grace_s) == (False, True, 60)
     # Again with less: nothing is lost by asking twice, and the shorter grace counts.
-    assert (await way.ask(batch, 0)).fate is Fate.ASKED
+    assert (await way.ask(batch, 0)).result is MethodResult.ASKED
     seen = await way.look(batch)
     assert seen is not None
     assert (seen.told, seen.grace_s) == (True, 1)
@@ -60,23 +60,25 @@ async def test_only_the_pod_that_was_meant_leaves_with_the_grace_that_was_meant(
     seen = await way.look(batch)
     assert seen is not None
     assert seen.gone
-    assert (await way.ask(batch, 5)).fate is Fate.GONE
+    assert (await way.ask(batch, 5)).result is MethodResult.GONE
 
 
-async def test_a_namespace_that_is_none_and_a_pod_that_never_was(client: Client, namespace: str) -> None:
-    way = ApiWay(client, "eviction")
+async def test_a_namespace_that_is_none_and_a_pod_that_never_was(client: KubeClient, namespace: str) -> None:
+    way = ApiEvictionMethod(client, "eviction")
     nobody = Pod(uid="u", namespace=namespace, name="never", qos=QoSLevel.RECLAIMED, containers=())
-    assert (await way.ask(nobody, None)).fate is Fate.GONE
+    assert (await way.ask(nobody, None)).result is MethodResult.GONE
     strange = msgspec.structs.replace(nobody, name="Never_Was")
-    assert (await way.ask(strange, None)).held in (None, Held.REFUSED)
+    assert (await way.ask(strange, None)).held in (None, EvictionBlock.REFUSED)
 
 
 def in_force(*names: str) -> Any:
-    shown = (Shown(condition=Condition(name=name), plugin="p", since_ns=0, last_met_ns=0) for name in names)
-    return msgspec.structs.replace(busy_round(), evictions=Evictions(conditions=tuple(shown)))
+    shown = (
+        ActiveCondition(condition=EvictionCondition(name=name), plugin="p", since_ns=0, last_met_ns=0) for name in names
+    )
+    return msgspec.structs.replace(busy_cycle(), evictions=EvictionResult(conditions=tuple(shown)))
 
 
-async def test_taints_of_the_node_come_and_go_beside_those_of_others(client: Client, server: Server) -> None:
+async def test_taints_of_the_node_come_and_go_beside_those_of_others(client: KubeClient, server: Server) -> None:
     path = "/api/v1/nodes/taint-test"
     server.ask("POST", "/api/v1/nodes", {"metadata": {"name": "taint-test"}, "spec": {"taints": [OTHERS]}})
 

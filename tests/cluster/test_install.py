@@ -20,13 +20,13 @@ import msgspec
 import pytest
 
 from tests.cluster import audit
-from tests.cluster.audit import Asked
+from tests.cluster.audit import AuditedRequest
 from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import Late, wait
+from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, TAG, helm, image_archive
 from tests.cluster.objects import a_pod
 from tests.cluster.server import MERGE, Server
-from tests.cluster.shipped import CHART, IMAGE, ROOT, TAG, archive, helm
 from tests.cluster.test_kubectl import PLUGIN
 from tests.cluster.test_rights import granted_by, rules
 
@@ -40,20 +40,24 @@ QOS = "katalyst.kubewharf.io/qos_level"
 # Bits of CAP_PERFMON and CAP_BPF: include/uapi/linux/capability.h.
 CAPABILITIES = 1 << 38 | 1 << 39
 RARE = {
-    Asked("", "events", "create"): "only when a pod is evicted",
-    Asked("", "pods/eviction", "create"): "only when a pod has to leave, or 20 minutes after an agent is gone",
-    Asked("", "pods", "get"): "only of a pod that has to leave",
-    Asked("", "nodes", "get"): "only before a node is tainted, or objects of one are deleted that is no longer listed",
-    Asked("", "nodes", "patch"): "only where something is short",
-    Asked("", "nodes/status", "patch"): "of the controller, only where an agent has been gone for long",
-    Asked("", "nodes/finalizers", "update"): "asked for by API servers with OwnerReferencesPermissionEnforcement",
-    Asked("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
-    Asked("", "nodes/configz", "get"): "the same",
-    Asked(NODE, "customnoderesources", "get"): "only where the agent puts taints on it",
-    Asked(NODE, "customnoderesources", "delete"): "only once its node is gone",
-    Asked(NODE, "customnoderesources", "create"): "an apply asks for it where the object is missing",
-    Asked(CONFIG, "customnodeconfigs", "delete"): "only once its node is gone",
-    Asked(CONFIG, "customnodeconfigs", "create"): "an apply asks for it where the object is missing",
+    AuditedRequest("", "events", "create"): "only when a pod is evicted",
+    AuditedRequest("", "pods/eviction", "create"): "only when a pod has to leave, or 20 minutes after an agent is gone",
+    AuditedRequest("", "pods", "get"): "only of a pod that has to leave",
+    AuditedRequest(
+        "", "nodes", "get"
+    ): "only before a node is tainted, or objects of one are deleted that is no longer listed",
+    AuditedRequest("", "nodes", "patch"): "only where something is short",
+    AuditedRequest("", "nodes/status", "patch"): "of the controller, only where an agent has been gone for long",
+    AuditedRequest(
+        "", "nodes/finalizers", "update"
+    ): "asked for by API servers with OwnerReferencesPermissionEnforcement",
+    AuditedRequest("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
+    AuditedRequest("", "nodes/configz", "get"): "the same",
+    AuditedRequest(NODE, "customnoderesources", "get"): "only where the agent puts taints on it",
+    AuditedRequest(NODE, "customnoderesources", "delete"): "only once its node is gone",
+    AuditedRequest(NODE, "customnoderesources", "create"): "an apply asks for it where the object is missing",
+    AuditedRequest(CONFIG, "customnodeconfigs", "delete"): "only once its node is gone",
+    AuditedRequest(CONFIG, "customnodeconfigs", "create"): "an apply asks for it where the object is missing",
 }
 """What is granted and not asked for in this run, with the reason; `kinds` of configuration are all as the one that is tried."""
 
@@ -138,7 +142,7 @@ def running(server: Server, namespace: str, name: str) -> bool:
 def installed(ours: Cluster, server: Server) -> Iterator[Installed]:
     """After two pods were there, an online one and a batch one; all tests here share it, in their order."""
     try:
-        image = archive()
+        image = image_archive()
     except Missing as error:
         pytest.skip(str(error))
     ours.grow(1)
@@ -310,7 +314,7 @@ def test_helm_asks_them_too(installed: Installed) -> None:
     assert "Phase:          Succeeded" in installed.helm("test", RELEASE, "--timeout=60s")
 
 
-def granted(installed: Installed, account: str) -> set[Asked]:
+def granted(installed: Installed, account: str) -> set[AuditedRequest]:
     roles = "/apis/rbac.authorization.k8s.io/v1"
     found = rules(installed.server, f"{roles}/clusterroles/{account}")
     if account == CONTROLLER:
@@ -398,7 +402,7 @@ def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed, con
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls"
     wait("a decision", lambda: journal(installed))
     certificate, first = installed.server.ask("GET", secret)["data"], journal(installed)
-    installed.upgrade("agent.settings.intervalS=2")
+    installed.upgrade("agent.config.loader.intervalS=2")
     assert setting(installed, "intervalS") == "2"
     assert installed.server.ask("GET", secret)["data"] == certificate
     # Of the cluster's configuration, too, which it had before it asked for it.
@@ -498,7 +502,7 @@ def test_who_takes_it_back_had_no_right_too_many_and_is_gone(installed: Installe
     assert [entry for entry in entries if entry.status == 403] == []
     idle = {right for right in rights - used if not (right.verb == "patch" and re.match(KINDS, right.resource))}
     # The controller takes from a tainted node what it lent, and may have been quicker.
-    assert idle <= {Asked("", "nodes/status", "patch")}
+    assert idle <= {AuditedRequest("", "nodes/status", "patch")}
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     for path in (f"{rbac}/clusterroles/{account}", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{account}"):
         gone = installed.server.refusal("GET", path)

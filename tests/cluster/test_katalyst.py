@@ -20,7 +20,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.server import Server
 from tests.cluster.side_by_side import ADVISED, CPUS, NODE, ROOT_FLAG, found_by_orm, stand, start_ours
-from tests.cluster.stock import ADVISOR, CNRS, ORM, OURS, QRM, REPORTER, Beside, obtain_katalyst
+from tests.cluster.stock_katalyst import ADVISOR, CNRS, ORM, OURS, QRM, REPORTER, KatalystAndDioptase, obtain_katalyst
 
 pytestmark = pytest.mark.katalyst
 
@@ -34,7 +34,7 @@ def program() -> Path:
 
 
 @pytest.fixture
-def beside(ours: Cluster, definitions: Server, program: Path) -> Iterator[Beside]:
+def beside(ours: Cluster, definitions: Server, program: Path) -> Iterator[KatalystAndDioptase]:
     with stand(ours, program) as made:
         yield made
 
@@ -88,7 +88,7 @@ def amounts(cnr: dict[str, Any], what: str) -> dict[str, int]:
     return {"cpu": number(found["cpu"]), "memory in 4 GiB": round(number(found["memory"]) / (4 << 30))}
 
 
-def pools(beside: Beside) -> dict[str, int]:
+def pools(beside: KatalystAndDioptase) -> dict[str, int]:
     """CPUs of share and reclaim, as ours has them."""
     told = beside.metrics()
     return {name: int(told[f'dioptase_pool_cpus{{pool="{name}"}}']) for name in ("share", "reclaim")}
@@ -100,19 +100,19 @@ def size(text: str) -> int:
     return sum(int(part[-1]) - int(part[0]) + 1 for part in parts)
 
 
-def given(beside: Beside) -> dict[str, int]:
+def given(beside: KatalystAndDioptase) -> dict[str, int]:
     """CPUs of share and reclaim, as their CPU plugin has them on disk."""
     entries = beside.state("cpu")["pod_entries"]
     return {name: size(entries[name][""]["allocation_result"]) for name in ("share", "reclaim") if name in entries}
 
 
-def owners(beside: Beside) -> dict[str, str]:
+def owners(beside: KatalystAndDioptase) -> dict[str, str]:
     """Pools of the pods that its ORM had it admit."""
     entries = beside.state("cpu")["pod_entries"].values()
     return {one["main"]["pod_name"]: one["main"]["owner_pool_name"] for one in entries if "main" in one}
 
 
-def test_a_stock_qrm_plugin_obeys_our_advisor(beside: Beside) -> None:
+def test_a_stock_qrm_plugin_obeys_our_advisor(beside: KatalystAndDioptase) -> None:
     start_ours(beside, serve=["advisor"])
     beside.start_stock("katalyst-qrm", [ORM, *QRM], *ADVISED, ROOT_FLAG, found_by_orm(beside))
     asked = 'dioptase_advice_age_seconds{direction="given",resource="%s"}'
@@ -130,7 +130,7 @@ def test_a_stock_qrm_plugin_obeys_our_advisor(beside: Beside) -> None:
         assert complaint not in beside.log("katalyst-qrm")
 
 
-def test_our_qrm_obeys_a_stock_advisor(beside: Beside) -> None:
+def test_our_qrm_obeys_a_stock_advisor(beside: KatalystAndDioptase) -> None:
     start_ours(beside, take=["cpu", "memory"])
     alone = pools(beside)
     beside.start_stock("katalyst-advisor", [ADVISOR], ROOT_FLAG)
@@ -142,7 +142,7 @@ def test_our_qrm_obeys_a_stock_advisor(beside: Beside) -> None:
     assert pools(beside) == {"share": 4, "reclaim": 4}
 
 
-def test_a_stock_reporter_publishes_what_ours_tells(beside: Beside, definitions: Server) -> None:
+def test_a_stock_reporter_publishes_what_ours_tells(beside: KatalystAndDioptase, definitions: Server) -> None:
     """With metrics it waits for those before it lets them begin, so it runs without: what it says comes by our socket."""
     start_ours(beside, "--node", NODE, serve=["pod-resources"])
     wait("our zones", lambda: beside.cnr()["status"]["topologyZone"], 30)

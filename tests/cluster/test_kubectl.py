@@ -21,17 +21,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.config import Config
-from agent.dynamic.overlay import settle
-from agent.dynamic.told import configuration
-from agent.sense.documents import check
-from api.checks import Check
-from api.configuration import Configuration
-from exporters.webconfig import WebConfig
-from kube.client import Client
+from agent.config.config import AgentConfig
+from agent.dynamic_config.effective import effective_configuration
+from agent.dynamic_config.merge import resolve_config
+from api.diagnostics import DoctorCheck, EffectiveConfiguration
+from common.http.web_config import WebConfig
+from common.yaml_guard import check_yaml
+from kube.client import KubeClient
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
-from tests.cluster.existing import Existing
+from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.fleet import Agents, Fleet, Reviewing
 from tests.cluster.objects import a_pod
 from tests.cluster.server import Refused, Server
@@ -41,14 +40,14 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 PLUGIN = "from cli.kubectl import main; main()"
 MANY = 200
-LACKS = Check(name="pressure", ok=False, detail="no /proc/pressure", remedy="boot with psi=1")
+LACKS = DoctorCheck(name="pressure", ok=False, detail="no /proc/pressure", remedy="boot with psi=1")
 PASSWORD = "$2b$04$cVWp4XaNU8a4v1uMRum2SO026BWLIoQMD/TXg5uZV.0P.uO8m3YEm"
 
 
-def told(interval_s: float = 1.0) -> Configuration:
-    config = msgspec.structs.replace(Config(), interval_s=interval_s)
-    return configuration(
-        settle(config, {}, {}, lambda _config: ""), {} if interval_s == 1 else {"intervalS": interval_s}, 5
+def told(interval_s: float = 1.0) -> EffectiveConfiguration:
+    config = msgspec.structs.replace(AgentConfig(), interval_s=interval_s)
+    return effective_configuration(
+        resolve_config(config, {}, {}, lambda _config: ""), {} if interval_s == 1 else {"intervalS": interval_s}, 5
     )
 
 
@@ -102,11 +101,11 @@ def mixed(agents: Agents, fleet: Fleet, definitions: Server, tmp_path: Path) -> 
     (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
     (tmp_path / "users.yml").write_text(f"basic_auth_users: {{me: {PASSWORD}}}\n")
     fleet.agent("a-plain", agents.start(told()))
-    fleet.agent("b-secure", agents.start(told(), WebConfig(tmp_path / "tls.yml", check), lacks=(LACKS,)), "HTTPS")
+    fleet.agent("b-secure", agents.start(told(), WebConfig(tmp_path / "tls.yml", check_yaml), lacks=(LACKS,)), "HTTPS")
     fleet.agent("c-other", agents.start(told(2.0), lacks=(LACKS,)))
     fleet.agent("d-closed", agents.closed())
     fleet.agent("e-silent", agents.silent())
-    fleet.agent("f-locked", agents.start(told(), WebConfig(tmp_path / "users.yml", check)))
+    fleet.agent("f-locked", agents.start(told(), WebConfig(tmp_path / "users.yml", check_yaml)))
     fleet.agent("g-early", agents.start(told(), round_=False))
     fleet.node("h-none")
     return fleet
@@ -161,7 +160,7 @@ def test_one_node_explains_itself(mixed: Fleet, call: Call) -> None:
 def test_a_wrong_scheme_is_told(fleet: Fleet, agents: Agents, call: Call, tmp_path: Path) -> None:
     Authority(tmp_path).issue("server")
     (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
-    fleet.agent("a", agents.start(told(), WebConfig(tmp_path / "tls.yml", check)), "HTTP")
+    fleet.agent("a", agents.start(told(), WebConfig(tmp_path / "tls.yml", check_yaml)), "HTTP")
     fleet.agent("b", agents.start(told()), "HTTPS")
     rows = json.loads(call("top", "-o", "json").stdout)
     said = [row["problem"].partition("cannot reach it: ")[2] for row in rows]
@@ -187,7 +186,7 @@ def test_a_namespace_without_agents_is_named(fleet: Fleet, call: Call) -> None:
 
 
 @pytest.mark.long
-async def test_two_hundred_nodes_take_seconds(fleet: Fleet, agents: Agents, call: Call, client: Client) -> None:
+async def test_two_hundred_nodes_take_seconds(fleet: Fleet, agents: Agents, call: Call, client: KubeClient) -> None:
     port = agents.start(told())
     names = [f"n{number:03}" for number in range(MANY)]
     await fleet.many(names, port, client)
@@ -281,7 +280,7 @@ def test_kubectl_finds_it(fleet: Fleet, agents: Agents, ours: Cluster, tmp_path:
 
 
 def test_an_agent_in_a_pod_of_a_real_node_is_asked(
-    ours: Cluster, cluster: Cluster | Existing, server: Server, workspace: str, tmp_path: Path
+    ours: Cluster, cluster: Cluster | ExternalCluster, server: Server, workspace: str, tmp_path: Path
 ) -> None:
     """The code is this machine's, by hostPath, and so is its root: what an image has is tested with the image."""
     pod = a_pod("agent", **{"app.kubernetes.io/name": "dioptase", "app.kubernetes.io/component": "agent"})

@@ -12,12 +12,12 @@ from deploy import chart
 from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
-from tests.cluster.pages import follow, steps
+from tests.cluster.doc_commands import follow, steps
+from tests.cluster.image_and_chart import IMAGE, ROOT, TAG, image_archive
 from tests.cluster.server import Server
-from tests.cluster.shipped import IMAGE, ROOT, TAG, archive
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
-_, PAGE = chart.DOCUMENT.read_text().split("## Without Helm")
+_, PAGE = chart.INSTALL_DOCUMENT.read_text().split("## Without Helm")
 CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/node1"
 
 
@@ -25,7 +25,7 @@ CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/node1"
 def world(ours: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
     """A node that has the image under the name that is in the base, and a folder like that of this repository."""
     try:
-        image = archive()
+        image = image_archive()
     except Missing as error:
         pytest.skip(str(error))
     ours.grow(1)
@@ -34,7 +34,7 @@ def world(ours: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     path = f"{Path(sys.executable).parent}:{ours.programs['kubectl'].parent}:/usr/bin:/bin"
     yield {"PATH": path, "KUBECONFIG": str(ours.kubeconfig), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    ours.kubectl("delete", "-k", chart.BASE.parent, "--ignore-not-found", "--timeout=60s")
+    ours.kubectl("delete", "-k", chart.KUSTOMIZE_BASE.parent, "--ignore-not-found", "--timeout=60s")
 
 
 def test_whoever_follows_the_page_has_it_and_then_has_it_not(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
-from tests.cluster.existing import Existing
+from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.node import SOCKET
 from tests.cluster.objects import a_pod
 from tests.cluster.server import Server
@@ -43,7 +43,7 @@ def test_a_pod_runs_in_cgroups_of_its_class_and_is_reached(ours: Cluster, server
     assert ours.kubectl("exec", "--namespace", workspace, "web", "--", "echo", "from within") == "from within\n"
 
 
-def test_sockets_and_folders_are_at_their_usual_paths(ours: Cluster, cluster: Cluster | Existing) -> None:
+def test_sockets_and_folders_are_at_their_usual_paths(ours: Cluster, cluster: Cluster | ExternalCluster) -> None:
     (node,) = ours.nodes
     for path in (SOCKET, "/run/nri/nri.sock", "/var/lib/kubelet/pod-resources/kubelet.sock"):
         node.run("test", "-S", path)

@@ -13,9 +13,9 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
+from tests.cluster.image_and_chart import CHART, helm
 from tests.cluster.objects import a_pod
 from tests.cluster.server import APPLY, MERGE, Server
-from tests.cluster.shipped import CHART, helm
 
 pytestmark = pytest.mark.cluster
 NAMESPACE, AGENT, POLICY = "test-own-node", "dioptase-agent", "dioptase-agent-own-node"

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from tests.cluster import images
-from tests.cluster.accounts import LENDING, Account
 from tests.cluster.cluster import CONSENT, Cluster
-from tests.cluster.existing import Existing
-from tests.cluster.pages import answers, blocks, follow, steps
+from tests.cluster.doc_commands import answers, blocks, follow, steps
+from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.programs import CODE, Agent, Controller
+from tests.cluster.service_accounts import LENDING, Account
 
 PAGE = (CODE / "docs/quick-start.md").read_text()
 BUSYBOX = "docker.io/library/busybox:1.36"
@@ -41,7 +41,7 @@ def test_an_answer_is_as_written_or_not(said: str, wanted: str, same: bool) -> N
 
 @pytest.fixture
 def world(
-    ours: Cluster, cluster: Cluster | Existing, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    ours: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
     """What the page supposes: a node with an image, the two programs, and the shell's variables."""
     node = ours.nodes[0]

@@ -17,27 +17,27 @@ import msgspec
 import pytest
 
 from agent.config.kubelet import KubeletConfig
-from agent.qrm.protocol.pod_resources import PodResources
-from agent.report.beside import Beside
-from agent.report.cnr_writer import MANAGER, CnrWriter
-from agent.report.extended import ExtendedResources
-from agent.report.kubelet import Neighbourhood
-from agent.report.plugins import Reporters
-from agent.sense.kubelet import Kubelet
+from agent.katalyst.pod_resources import PodResourcesListerClient
+from agent.katalyst.reporter_plugins import ReporterPlugins
+from agent.reporter.cnr_input_collector import CnrInputCollector
+from agent.reporter.cnr_inputs import CnrInputs
+from agent.reporter.cnr_writer import FIELD_MANAGER, CnrWriter
+from agent.reporter.extended_resources import ExtendedResources
+from agent.sensors.pods.kubelet_client import KubeletClient
 from api.advice import Headroom
-from api.crds.node import CustomNodeResourceStatus
-from api.decisions import Act, Round
-from api.pods import RECLAIMED_CPU, RECLAIMED_MEMORY
-from kube.client import Client
-from tests.agent.report import big
-from tests.agent.report.protocol.test_plugins import killed, plugin
-from tests.agent.report.test_cnr import ADVERTISED, advice, finished
+from api.decision import ActMode, Cycle
+from api.katalyst.cnr import CustomNodeResourceStatus
+from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
+from kube.client import KubeClient
+from tests.agent.katalyst.test_reporter_plugins import killed, plugin
+from tests.agent.reporter import two_socket_server
+from tests.agent.reporter.test_cnr import ADVERTISED, advice, finished
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
-from tests.cluster.existing import Existing
+from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.objects import a_pod
 from tests.cluster.server import Refused, Server
-from tests.live.running import Agent, eventually
+from tests.live.agent_process import Agent, eventually
 
 pytestmark = pytest.mark.cluster
 CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
@@ -76,7 +76,7 @@ def _first(path: str, word: str) -> str:
 
 
 async def test_an_agent_says_what_this_machine_is_and_what_its_plugins_say(
-    definitions: Server, api_server: Cluster | Existing, tmp_path: Path
+    definitions: Server, api_server: Cluster | ExternalCluster, tmp_path: Path
 ) -> None:
     name, settings = a_name(), tmp_path / "settings.yaml"
     settings.write_text(f"report: {{reporterPlugins: {tmp_path}, cpuFlags: true}}\n")
@@ -114,16 +114,16 @@ async def test_an_agent_says_what_this_machine_is_and_what_its_plugins_say(
     managers = {
         (one["manager"], one["operation"], one.get("subresource")) for one in found["metadata"]["managedFields"]
     }
-    assert managers == {(MANAGER, "Apply", None), (MANAGER, "Apply", "status")}
+    assert managers == {(FIELD_MANAGER, "Apply", None), (FIELD_MANAGER, "Apply", "status")}
     definitions.ask("DELETE", f"{CNRS}/{name}")
 
 
 async def test_what_a_plugin_says_is_gone_after_it_was_killed(
-    definitions: Server, client: Client, tmp_path: Path
+    definitions: Server, client: KubeClient, tmp_path: Path
 ) -> None:
     name = a_name()
-    reporters = Reporters(tmp_path, lambda: None, forget_s=2)
-    writer = CnrWriter(client, name, metrics=False, beside=lambda: Beside(fields=reporters.fields()))
+    reporters = ReporterPlugins(tmp_path, lambda: None, forget_s=2)
+    writer = CnrWriter(client, name, metrics=False, beside=lambda: CnrInputs(fields=reporters.fields()))
     writer.publish(finished(evictions=None))
     clock = [time.monotonic()]
 
@@ -159,7 +159,7 @@ async def test_what_a_plugin_says_is_gone_after_it_was_killed(
 
 
 async def test_who_holds_a_field_of_ours_is_named(
-    definitions: Server, client: Client, api_server: Cluster | Existing
+    definitions: Server, client: KubeClient, api_server: Cluster | ExternalCluster
 ) -> None:
     name = a_name()
     head = {
@@ -186,11 +186,17 @@ async def test_who_holds_a_field_of_ours_is_named(
     definitions.ask("DELETE", f"{CNRS}/{name}")
 
 
-async def test_a_server_of_48_cores_is_taken_as_it_is(definitions: Server, client: Client, tmp_path: Path) -> None:
+async def test_a_server_of_48_cores_is_taken_as_it_is(definitions: Server, client: KubeClient, tmp_path: Path) -> None:
     name = a_name()
-    big.lay(tmp_path)
+    two_socket_server.lay(tmp_path)
     writer = CnrWriter(client, name, metrics=False)
-    one = Round(snapshot=big.snapshot(tmp_path), previous=None, act=Act.ON, trigger="tick", advice=advice(ADVERTISED))
+    one = Cycle(
+        snapshot=two_socket_server.snapshot(tmp_path),
+        previous=None,
+        act=ActMode.ON,
+        trigger="tick",
+        advice=advice(ADVERTISED),
+    )
     writer.publish(one)
     await writer.look(time.monotonic())
     assert writer.problem() is None
@@ -209,7 +215,7 @@ def asking_for(name: str, millicores: int) -> dict[str, Any]:
 
 
 async def test_a_stock_scheduler_goes_by_what_is_lent(
-    cluster: Cluster | Existing, server: Server, client: Client, workspace: str
+    cluster: Cluster | ExternalCluster, server: Server, client: KubeClient, workspace: str
 ) -> None:
     node = server.ask("GET", "/api/v1/nodes")["items"][0]["metadata"]["name"]
     extended, now_s = ExtendedResources(client, node), time.monotonic()
@@ -260,9 +266,9 @@ async def test_a_real_kubelet_says_its_policy_and_who_has_what(ours: Cluster, cl
         key_file=str(pki.key("admin")),
         token_file="",
     )
-    shares = PodResources(node.at("/var/lib/kubelet/pod-resources/kubelet.sock"))
-    async with Kubelet(config, "/configz") as kubelet:
-        around = Neighbourhood((Path("/proc"), Path("/sys")), Beside(), kubelet, shares)
+    shares = PodResourcesListerClient(node.at("/var/lib/kubelet/pod-resources/kubelet.sock"))
+    async with KubeletClient(config, "/configz") as kubelet:
+        around = CnrInputCollector((Path("/proc"), Path("/sys")), CnrInputs(), kubelet, shares)
         try:
             await around.look()
         finally:

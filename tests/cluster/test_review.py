@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from api.ports import Unavailable
-from exporters.tokens import right
-from kube.client import Client
-from kube.credentials import Access, Credentials, Material
-from kube.review import review
+from api.interfaces import Unavailable
+from common.http.token_review import authorization_path
+from kube.access_review import review_token
+from kube.client import KubeClient
+from kube.credentials import ApiAccess, ApiCredentials, CredentialData
 from tests.cluster.cluster import Cluster
-from tests.cluster.existing import Existing
+from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.server import Server
 
 pytestmark = pytest.mark.cluster
@@ -38,54 +38,56 @@ def account(server: Server, namespace: str, name: str, paths: list[str]) -> str:
     return str(server.ask("POST", f"{accounts}/{name}/token", {"spec": {}})["status"]["token"])
 
 
-async def test_an_account_may_what_its_roles_say(client: Client, server: Server, namespace: str) -> None:
+async def test_an_account_may_what_its_roles_say(client: KubeClient, server: Server, namespace: str) -> None:
     scraper = account(server, namespace, "scraper", ["/metrics"])
     viewer = account(server, namespace, "viewer", ["/metrics", "/dioptase/*"])
     nobody = account(server, namespace, "nobody", [])
     expected = {
         (scraper, "/metrics"): True,
-        (scraper, right("/api/v1/view")): False,
-        (viewer, right("/api/v1/view")): True,
-        (viewer, right("/")): True,
+        (scraper, authorization_path("/api/v1/view")): False,
+        (viewer, authorization_path("/api/v1/view")): True,
+        (viewer, authorization_path("/")): True,
         # Whom nobody gave any right has this one, by the cluster's own role for discovery.
         (nobody, "/api/v1/view"): True,
-        (nobody, right("/api/v1/view")): False,
+        (nobody, authorization_path("/api/v1/view")): False,
         (nobody, "/metrics"): False,
         ("eyJhbGciOiJSUzI1NiJ9.e30.c2ln", "/metrics"): None,
         ("garbage", "/metrics"): None,
     }
-    assert {asked: await review(client, *asked) for asked in expected} == expected
+    assert {asked: await review_token(client, *asked) for asked in expected} == expected
 
 
 @pytest.mark.long
-async def test_a_token_of_an_account_that_is_gone_is_nobodys(client: Client, server: Server, namespace: str) -> None:
+async def test_a_token_of_an_account_that_is_gone_is_nobodys(
+    client: KubeClient, server: Server, namespace: str
+) -> None:
     token = account(server, namespace, "gone", ["/metrics"])
-    assert await review(client, token, "/metrics") is True
+    assert await review_token(client, token, "/metrics") is True
     server.ask("DELETE", f"/api/v1/namespaces/{namespace}/serviceaccounts/gone")
     # The API server itself remembers whom it knew for ten seconds.
     until = time.monotonic() + 30
-    while await review(client, token, "/metrics") is not None:
+    while await review_token(client, token, "/metrics") is not None:
         assert time.monotonic() < until
         await asyncio.sleep(0.5)
 
 
 async def test_who_may_not_ask_is_told_what_is_missing(
-    api_server: Cluster | Existing, server: Server, namespace: str, tmp_path: Path
+    api_server: Cluster | ExternalCluster, server: Server, namespace: str, tmp_path: Path
 ) -> None:
     token = account(server, namespace, "poor", [])
     authority = tmp_path / "ca.crt"
     text = api_server.kubectl("config", "view", "--raw", "--flatten", "--minify", "--output=json")
     cluster = json.loads(text)["clusters"][0]["cluster"]
     authority.write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
-    parts = Credentials(authority=Material(path=authority), token=Material(data=token.encode()))
-    poor = Access(cluster["server"], parts)
-    async with Client(poor, "dioptase-tests") as other:
+    parts = ApiCredentials(authority=CredentialData(path=authority), token=CredentialData(data=token.encode()))
+    poor = ApiAccess(cluster["server"], parts)
+    async with KubeClient(poor, "dioptase-tests") as other:
         with pytest.raises(Unavailable, match='cannot create resource "tokenreviews"') as raised:
-            await review(other, token, "/metrics")
+            await review_token(other, token, "/metrics")
     assert "system:auth-delegator" in raised.value.remedy
 
 
 async def test_where_nobody_listens_that_is_said() -> None:
-    async with Client(Access("http://127.0.0.1:1", Credentials()), "dioptase-tests") as client:
+    async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "dioptase-tests") as client:
         with pytest.raises(Unavailable, match="the API server is not there"):
-            await review(client, "token", "/metrics")
+            await review_token(client, "token", "/metrics")

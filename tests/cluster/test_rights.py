@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from deploy import chart
-from tests.cluster.accounts import LENDING
-from tests.cluster.audit import Asked
+from tests.cluster.audit import AuditedRequest
 from tests.cluster.binaries import beside
 from tests.cluster.cluster import Cluster, Failed
 from tests.cluster.daemons import wait
+from tests.cluster.image_and_chart import CHART, IMAGE, ROOT, helm
 from tests.cluster.server import JSON, MERGE, Refused, Server
-from tests.cluster.shipped import CHART, IMAGE, ROOT, helm
+from tests.cluster.service_accounts import LENDING
 
 pytestmark = pytest.mark.cluster
 RBAC = "rbac.authorization.k8s.io"
@@ -35,15 +35,15 @@ METHODS = {
 NAMESPACED = ("leases", "events", "pods", "pods/eviction")
 
 
-def rules(server: Server, path: str) -> set[Asked]:
+def rules(server: Server, path: str) -> set[AuditedRequest]:
     """Every verb on every resource that a role grants."""
     return granted_by(server.ask("GET", path)["rules"])
 
 
-def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[Asked]:
+def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[AuditedRequest]:
     """The same of its rules."""
     return {
-        Asked(group, resource, verb)
+        AuditedRequest(group, resource, verb)
         for rule in rules
         for group in rule["apiGroups"]
         for resource in rule["resources"]
@@ -52,7 +52,7 @@ def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[Asked]:
 
 
 @pytest.fixture(scope="module")
-def rights(ours: Cluster, definitions: Server) -> Iterator[Mapping[str, set[Asked]]]:
+def rights(ours: Cluster, definitions: Server) -> Iterator[Mapping[str, set[AuditedRequest]]]:
     """By component, what the chart's roles grant as the API server has them."""
     templates = [f"--show-only=templates/{name}-rbac.yaml" for name in ("agent", "controller")]
     made = helm(
@@ -80,7 +80,7 @@ def rights(ours: Cluster, definitions: Server) -> Iterator[Mapping[str, set[Aske
 
 @pytest.mark.parametrize("component", ["agent", "controller"])
 def test_without_any_one_of_its_rights_the_request_is_refused(
-    ours: Cluster, definitions: Server, rights: Mapping[str, set[Asked]], component: str
+    ours: Cluster, definitions: Server, rights: Mapping[str, set[AuditedRequest]], component: str
 ) -> None:
     """For each right somebody who has all others, and the very request."""
     wanted = sorted(rights[component])
@@ -98,7 +98,7 @@ def test_without_any_one_of_its_rights_the_request_is_refused(
         ours.kubectl("delete", "clusterroles,clusterrolebindings", "-l", f"less={component}")
 
 
-def role_of(user: str, component: str, granted: set[Asked]) -> list[dict[str, object]]:
+def role_of(user: str, component: str, granted: set[AuditedRequest]) -> list[dict[str, object]]:
     """A role that grants this, and its binding to a user."""
     meta = {"name": user, "labels": {"less": component}}
     said = [{"apiGroups": [one.group], "resources": [one.resource], "verbs": [one.verb]} for one in sorted(granted)]
@@ -113,7 +113,7 @@ def role_of(user: str, component: str, granted: set[Asked]) -> list[dict[str, ob
     return [role, binding]
 
 
-def allowed(server: Server, user: str, right: Asked) -> bool:
+def allowed(server: Server, user: str, right: AuditedRequest) -> bool:
     """Whether somebody may, as the API server's authorizer has it."""
     resource, _, subresource = right.resource.partition("/")
     wanted = {"group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb}
@@ -126,7 +126,7 @@ def allowed(server: Server, user: str, right: Asked) -> bool:
     )
 
 
-def refused(server: Server, user: str, right: Asked) -> bool:
+def refused(server: Server, user: str, right: AuditedRequest) -> bool:
     """Whether the API server refuses the request itself, by name. What others ask on our behalf is asked as they do."""
     if right.resource in ("nodes/pods", "nodes/configz", "nodes/finalizers"):
         return not allowed(server, user, right)
@@ -216,7 +216,7 @@ def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(ours:
     try:
         with pytest.raises(Failed, match='conflict with "helm"'):
             ours.kubectl("apply", "--server-side", "-f", ROOT / "deploy/crds")
-        _, upgrading = chart.DOCUMENT.read_text().split("## Without Helm")[0].split("## Upgrading")
+        _, upgrading = chart.INSTALL_DOCUMENT.read_text().split("## Without Helm")[0].split("## Upgrading")
         (command,) = re.findall(r"^kubectl (apply .*) -f deploy/crds$", upgrading, re.M)
         ours.kubectl(*command.split(), "-f", ROOT / "deploy/crds")
         made = ours.server.ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
@@ -228,9 +228,9 @@ def test_definitions_that_helm_made_are_changed_by_the_command_of_the_page(ours:
 
 
 def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
-    assert chart.BASE.read_text() == chart.base(str(beside("helm")))
-    shown = ours.kubectl("kustomize", chart.BASE.parent)
-    assert shown.count("\nkind: ") == chart.BASE.read_text().count("\nkind: ") + 1
+    assert chart.KUSTOMIZE_BASE.read_text() == chart.render_base(str(beside("helm")))
+    shown = ours.kubectl("kustomize", chart.KUSTOMIZE_BASE.parent)
+    assert shown.count("\nkind: ") == chart.KUSTOMIZE_BASE.read_text().count("\nkind: ") + 1
     assert f"image: {IMAGE}:0.1.0" in shown
 
 
@@ -239,8 +239,8 @@ def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
     [
         ((), False),
         (("agent.extendedResources=true",), True),
-        (("agent.settings.report.extendedResources=true",), True),
-        (("agent.extendedResources=true", "agent.settings.report.extendedResources=false"), False),
+        (("agent.config.loader.report.extendedResources=true",), True),
+        (("agent.extendedResources=true", "agent.config.loader.report.extendedResources=false"), False),
     ],
 )
 def test_who_writes_the_nodes_capacity_may(ours: Cluster, values: tuple[str, ...], *, granted: bool) -> None:

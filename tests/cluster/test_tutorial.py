@@ -10,20 +10,21 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from agent.config import Config
-from agent.policy import Judged, Remembered, judge
-from agent.report.cnr_writer import CnrWriter
-from agent.settings import parse
-from api.decisions import Act, Round
-from api.facts import NumaNode
-from api.pods import Pod
+from agent.advisor.engine import PolicyState, evaluate_policy
+from agent.config.config import AgentConfig
+from agent.config.loader import parse_config
+from agent.qrm.decisions.compose import PolicyResult
+from agent.reporter.cnr_writer import CnrWriter
+from api.decision import ActMode, Cycle
+from api.measurements import NumaNode
+from api.pod import Pod
 from api.qos import QoSLevel
-from api.samples import NodeSample, Snapshot
-from kube.client import Client
+from api.snapshot import NodeSample, Snapshot
+from kube.client import KubeClient
 from tests.agent.advisor.builders import pod, topology
-from tests.agent.test_promises import seen
+from tests.agent.advisor.test_engine_headroom import seen
 from tests.cluster.cluster import Cluster
-from tests.cluster.existing import Existing
+from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.server import Server
 
 pytestmark = pytest.mark.cluster
@@ -34,7 +35,9 @@ CONFIG = "advisor: {policy: canonical}\nmemory: {policy: canonical}\nreport: {pe
 """Two minutes' mean every half a minute, unless set: sooner here."""
 
 
-def judged(pods: Sequence[Pod], busy: float, known: Remembered, config: Config, began: int) -> tuple[Round, Remembered]:
+def judged(
+    pods: Sequence[Pod], busy: float, known: PolicyState, config: AgentConfig, began: int
+) -> tuple[Cycle, PolicyState]:
     """Three minutes of rounds, a second apart, in which the online pod keeps so many cores busy; it kept one busy before."""
     node, finished = topology(48), None
     for at in range(began, began + 180):
@@ -42,7 +45,7 @@ def judged(pods: Sequence[Pod], busy: float, known: Remembered, config: Config, 
         shot = with_memory(
             seen(at, pods, node, {one.name: mean if one.qos is QoSLevel.SHARED else 0.0 for one in pods})
         )
-        answer, known = judge(shot, config, known, shot.taken_at_ns)
+        answer, known = evaluate_policy(shot, config, known, shot.taken_at_ns)
         finished = told(shot, answer)
     assert finished is not None
     return finished, known
@@ -58,15 +61,17 @@ def with_memory(shot: Snapshot) -> Snapshot:
     return msgspec.structs.replace(shot, node=node)
 
 
-def told(shot: Snapshot, answer: Judged) -> Round:
-    return Round(snapshot=shot, previous=None, act=Act.ON, trigger="tick", advice=answer.advice, memory=answer.memory)
+def told(shot: Snapshot, answer: PolicyResult) -> Cycle:
+    return Cycle(
+        snapshot=shot, previous=None, act=ActMode.ON, trigger="tick", advice=answer.advice, memory=answer.memory
+    )
 
 
 async def test_44k_42k_and_40k_as_the_tutorial_says(
-    api_server: Cluster | Existing, client: Client, definitions: Server
+    api_server: Cluster | ExternalCluster, client: KubeClient, definitions: Server
 ) -> None:
     writer = CnrWriter(client, NODE, metrics=False)
-    config, known = parse(CONFIG.encode(), "tutorial"), Remembered()
+    config, known = parse_config(CONFIG.encode(), "tutorial"), PolicyState()
     online = pod("shared-normal-pod", QoSLevel.SHARED, request=2)
     batch = pod("reclaimed-normal-pod", QoSLevel.RECLAIMED)
     found, sizes = [], []

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.accounts import Account
 from tests.cluster.cluster import CONSENT, Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.katalyst import ADMINS, CNRS, KCCS, a_kcc, an_admin, within
 from tests.cluster.pods import run
 from tests.cluster.programs import CODE, Agent, Controller
 from tests.cluster.server import MERGE
+from tests.cluster.service_accounts import Account
 
 pytestmark = pytest.mark.cluster
 SETTING = "eviction.reclaimed.cpuThreshold"

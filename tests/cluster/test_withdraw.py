@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from controller.kcc.owners import FINALIZER as KCC_FINALIZER
+from controller.kcc.ownership import FINALIZER as KCC_FINALIZER
 from controller.kcc.targets import FINALIZER
-from tests.cluster.accounts import RBAC, Account
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.katalyst import ADMINS, CNRS, KCCS, a_kcc, an_admin, gone, lending, within
 from tests.cluster.objects import a_pod
 from tests.cluster.programs import as_account
 from tests.cluster.server import MERGE, Server
+from tests.cluster.service_accounts import RBAC, Account
 
 pytestmark = pytest.mark.cluster
 NODE = "/api/v1/nodes/withdrawn"

@@ -11,25 +11,23 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.complaints import complaint
-from agent.sense.documents import check
-from api.controller_catalogue import CONTROLLER_BY_NAME
+from api.metrics import CONTROLLER_METRICS_BY_NAME
 from cli.controller import controller
-from controller.config import Config
-from controller.http import application
-from controller.kinds import NODES, Node
-from controller.metrics import Exposition
-from controller.settings import parse
-from controller.tally import Tally
-from controller.working import each, work
-from exporters.listener import Listener
-from kube.client import Client
-from kube.credentials import Access, Credentials
-from kube.errors import ApiError, Unreachable
+from common.backoff import Backoff
+from common.http.listener import HttpListener
+from common.validation import describe_validation_error
+from common.yaml_guard import check_yaml
+from controller.endpoints import build_application
+from controller.kinds import NODES, ControllerNode
+from controller.metrics import ControllerExposition
+from controller.reconcile import MetricValues, reconcile_queue, run_all
+from controller.settings import ControllerConfig, parse_settings
+from kube.client import KubeClient
+from kube.credentials import ApiAccess, ApiCredentials
+from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
-from kube.objects import Meta
-from kube.pace import Backoff
-from kube.queue import WorkQueue
+from kube.objects import KubeMetadata
+from kube.work_queue import WorkQueue
 
 
 @pytest.mark.parametrize(
@@ -52,13 +50,17 @@ from kube.queue import WorkQueue
 )  # fmt: skip
 def test_settings_that_cannot_hold_are_refused_by_field(text: str, said: str) -> None:
     with pytest.raises(ValueError) as caught:
-        parse(text, check, complaint)
+        parse_settings(text, check_yaml, describe_validation_error)
     assert str(caught.value).startswith(said)
 
 
 def test_settings() -> None:
-    assert parse("", check, complaint) == Config()
-    read = parse("controllers: [kcc]\nhealth: {dryRun: true, agents: {malachite: app=malachite}}", check, complaint)
+    assert parse_settings("", check_yaml, describe_validation_error) == ControllerConfig()
+    read = parse_settings(
+        "controllers: [kcc]\nhealth: {dryRun: true, agents: {malachite: app=malachite}}",
+        check_yaml,
+        describe_validation_error,
+    )
     assert (read.controllers, read.health.dry_run, read.health.agents) == (
         ("kcc",),
         True,
@@ -88,22 +90,22 @@ def test_the_command_says_what_is_wrong(
 
 
 async def test_what_it_says_over_http() -> None:
-    tally = Tally()
+    tally = MetricValues()
     tally.count("dioptase_lifecycle_evictions_total", "budget")
     tally.count("dioptase_lifecycle_evictions_total", "budget")
     tally.set("dioptase_kcc_target_nodes", [(("k", "a"), 3), (("k", "b"), 4), (("l", "a"), 5)])
     tally.set("dioptase_kcc_target_nodes", [(("k", "b"), 6)], ("k",))
-    async with Client(Access("http://127.0.0.1:1", Credentials()), "test") as client:
-        with pytest.raises(Unreachable):
+    async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "test") as client:
+        with pytest.raises(ApiUnreachable):
             await client.get(NODES, "n1")
-        exposition = Exposition(tally, client)
+        exposition = ControllerExposition(tally, client)
         informer = Informer(client, NODES)
-        informer.store.put("n1", Node(metadata=Meta(name="n1", resource_version="1")))
+        informer.store.put("n1", ControllerNode(metadata=KubeMetadata(name="n1", resource_version="1")))
         queue: WorkQueue[str] = WorkQueue(lambda: 0.0)
         queue.add("n1")
         exposition.watch([informer, informer], {"lifecycle": queue})
         waiting = ["nodes.v1"]
-        listener = Listener(application(exposition, lambda: waiting[0]))
+        listener = HttpListener(build_application(exposition, lambda: waiting[0]))
         ((host, port),) = await listener.open("127.0.0.1", 0, "--listen")
         async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
             seen = {}
@@ -121,7 +123,7 @@ async def test_what_it_says_over_http() -> None:
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(seen["/metrics"][1])
         for sample in family.samples
-        if sample.name in CONTROLLER_BY_NAME
+        if sample.name in CONTROLLER_METRICS_BY_NAME
     }
     assert samples == {
         ("dioptase_controller_queue_length", "lifecycle"): 1,
@@ -142,8 +144,8 @@ async def test_metrics_are_for_those_who_are_admitted_and_health_is_for_all() ->
         asked.append((said, path, address))
         return None if said == "Bearer good" else (401, "who is that", "say it")
 
-    async with Client(Access("http://127.0.0.1:1", Credentials()), "test") as client:
-        listener = Listener(application(Exposition(Tally(), client), lambda: "", admit))
+    async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "test") as client:
+        listener = HttpListener(build_application(ControllerExposition(MetricValues(), client), lambda: "", admit))
         ((host, port),) = await listener.open("127.0.0.1", 0, "--listen")
         async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
             async with session.get("/metrics") as answer:
@@ -159,8 +161,8 @@ async def test_metrics_are_for_those_who_are_admitted_and_health_is_for_all() ->
 
 
 async def test_work_goes_on_whatever_becomes_of_one_key(caplog: pytest.LogCaptureFixture) -> None:
-    tally, over = Tally(), asyncio.Event()
-    queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time, pace=Backoff(first_s=0.001, most_s=0.001))
+    tally, over = MetricValues(), asyncio.Event()
+    queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time, pace=Backoff(first_s=0.001, max_s=0.001))
     looked: list[str] = []
 
     async def look(key: str) -> None:
@@ -174,7 +176,7 @@ async def test_work_goes_on_whatever_becomes_of_one_key(caplog: pytest.LogCaptur
 
     for key in ("conflict", "bug", "fine"):
         queue.add(key)
-    working = asyncio.create_task(work("kcc", queue, look, tally))
+    working = asyncio.create_task(reconcile_queue("kcc", queue, look, tally))
     while looked.count("bug") < 2 or looked.count("conflict") < 2:
         over.clear()
         await asyncio.wait_for(over.wait(), 5)
@@ -187,7 +189,7 @@ async def test_work_goes_on_whatever_becomes_of_one_key(caplog: pytest.LogCaptur
 
 
 def test_rows_are_wellformed() -> None:
-    for name, metric in CONTROLLER_BY_NAME.items():
+    for name, metric in CONTROLLER_METRICS_BY_NAME.items():
         assert (metric.kind == "counter") == name.endswith("_total")
         assert msgspec.structs.replace(metric, help=metric.help.strip()) == metric
 
@@ -201,5 +203,5 @@ async def test_one_object_that_cannot_be_written_does_not_keep_the_others_from_i
         written.append(number)
 
     with pytest.raises(ApiError, match="number 0"):
-        await each(write(number) for number in range(4))
+        await run_all(write(number) for number in range(4))
     assert written == [2, 3]

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from api.catalogue import CATALOGUE
-from api.controller_catalogue import CONTROLLER
+from api.metrics import AGENT_METRICS, CONTROLLER_METRICS
 from dashboards import build
 from dashboards.panels import Board
-from tests.dashboards.support import DASHBOARDS, committed, panel_queries, rules
+from tests.dashboards.prometheus_server import DASHBOARDS, committed, panel_queries, rules
 
 METRIC = re.compile(r"\b(?:dioptase|process)_[a-z0-9_]+")
-KNOWN = {metric.name for metric in (*CATALOGUE, *CONTROLLER)} | {
+KNOWN = {metric.name for metric in (*AGENT_METRICS, *CONTROLLER_METRICS)} | {
     "process_cpu_seconds_total",
     "process_resident_memory_bytes",
 }

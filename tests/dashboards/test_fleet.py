@@ -12,32 +12,32 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.report.journal import DecisionJournal
-from controller.http import application
-from controller.metrics import Exposition
-from controller.tally import Tally
-from exporters.families import About
-from exporters.http import Server
-from exporters.listener import Listener
-from kube.client import Client
-from kube.credentials import Access, Credentials
+from agent.journal.decisions import DecisionJournal
+from common.http.listener import HttpListener
+from controller.endpoints import build_application
+from controller.metrics import ControllerExposition
+from controller.reconcile import MetricValues
+from exporters.page.web_server import AgentWebServer
+from exporters.prometheus.families import AgentInfo
+from kube.client import KubeClient
+from kube.credentials import ApiAccess, ApiCredentials
 from kube.informer import Informer
-from kube.objects import Bare, Resource
-from kube.queue import WorkQueue
-from tests.dashboards.support import Prometheus, every_query, panel_queries, prometheus, until
+from kube.objects import PartialObjectMetadata, ResourceType
+from kube.work_queue import WorkQueue
+from tests.builders.full_node import RICH_ABOUT
+from tests.dashboards.prometheus_server import Prometheus, every_query, panel_queries, prometheus, until
 from tests.dashboards.test_queries import suffering
-from tests.rich import RICH_ABOUT
 
 pytestmark = pytest.mark.prometheus
 FEED_EVERY_S = 0.2
-NODES = Resource("", "v1", "nodes", "Node", Bare)
+NODES = ResourceType("", "v1", "nodes", "Node", PartialObjectMetadata)
 REFUSING = msgspec.structs.replace(RICH_ABOUT, obeyed={("AdminQoSConfiguration", "kube-system/all", "new"): False})
 KCC = ("adminqosconfigurations", "kube-system/all")
 
 
-def tally() -> Tally:
+def tally() -> MetricValues:
     """A rollout to 10 of 100 nodes that stopped at 7, beside one that went through; two agents are gone."""
-    made = Tally()
+    made = MetricValues()
     done = ("evictionconfigurations", "kube-system/all")
     for what, number in (("target", 100), ("canary", 10), ("updated", 7)):
         made.set(f"dioptase_kcc_{what}_nodes", [(KCC, number), (done, 100)])
@@ -77,20 +77,20 @@ class Feed:
             for agent in agents:
                 await agent.stop()
 
-    async def _agent(self, version: str, about: About) -> Server:
-        server = Server(journal=DecisionJournal(None), version=version, about=lambda: about)
+    async def _agent(self, version: str, about: AgentInfo) -> AgentWebServer:
+        server = AgentWebServer(journal=DecisionJournal(None), version=version, about=lambda: about)
         self.agents.append(f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
         return server
 
     async def _control(self, stack: AsyncExitStack) -> None:
-        client = Client(Access("http://127.0.0.1:1", Credentials()), "test")
+        client = KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "test")
         client.requests["GET", "nodes.v1", "200"] = 5
-        exposition = Exposition(tally(), client)
+        exposition = ControllerExposition(tally(), client)
         informer = Informer(client, NODES)
         informer._heard()
         queue: WorkQueue[str] = WorkQueue(lambda: 0.0)
         exposition.watch([informer], {"kcc": queue})
-        listener = Listener(application(exposition, lambda: ""))
+        listener = HttpListener(build_application(exposition, lambda: ""))
         ((_, port),) = await listener.open("127.0.0.1", 0, "--listen")
         self.controller = f"127.0.0.1:{port}"
         stack.push_async_callback(listener.close)
@@ -155,7 +155,7 @@ def test_the_worst_nodes_are_nodes(scraped: Prometheus, feed: Feed) -> None:
     assert {value for _, value in scraped.query(panel("Least lent"))} == {2.5 / 4}
     # 26 ms over a target of 5 ms: the 99th is 19/20 through the slot from 16.384 to 32.768 ms.
     waits = {round(value, 3) for _, value in scraped.query(panel("Longest waits beside the target"))}
-    assert waits == {round((0.016384 + 0.95 * 0.016384) / RICH_ABOUT.target_wait_s, 3)}
+    assert waits == {round((0.016384 + 0.95 * 0.016384) / RICH_ABOUT.runq_latency_target_s, 3)}
 
 
 def test_versions_and_hashes_are_counted(scraped: Prometheus) -> None:

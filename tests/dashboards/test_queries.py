@@ -16,25 +16,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.report.journal import DecisionJournal
-from api.decisions import Round
-from exporters.http import Server
-from tests.dashboards.support import Prometheus, every_query, prometheus, until
-from tests.fakes import BOOTED_AT_NS, SLOW_WAITS, S, busy_round
-from tests.rich import RICH_ABOUT, rich_judgement, rich_snapshot
+from agent.journal.decisions import DecisionJournal
+from api.decision import Cycle
+from exporters.page.web_server import AgentWebServer
+from tests.builders.four_cpu_node import BOOTED_AT_NS, SLOW_WAITS, S, busy_cycle
+from tests.builders.full_node import RICH_ABOUT, full_policy_result, full_snapshot
+from tests.dashboards.prometheus_server import Prometheus, every_query, prometheus, until
 
 pytestmark = pytest.mark.prometheus
 FEED_EVERY_S = 0.2
 
 
-def suffering(seq: int) -> Round:
+def suffering(seq: int) -> Cycle:
     """A round as of now: the counters of second `seq`, the clock of this machine."""
-    finished = busy_round(seq, per_second=SLOW_WAITS)
-    snapshot = msgspec.structs.replace(rich_snapshot(finished.snapshot), wall_time_ns=time.time_ns())
-    return rich_judgement(msgspec.structs.replace(finished, snapshot=snapshot))
+    finished = busy_cycle(seq, per_second=SLOW_WAITS)
+    snapshot = msgspec.structs.replace(full_snapshot(finished.snapshot), wall_time_ns=time.time_ns())
+    return full_policy_result(msgspec.structs.replace(finished, snapshot=snapshot))
 
 
-async def feed(server: Server, bound: list[int], ready: threading.Event, stop: threading.Event) -> None:
+async def feed(server: AgentWebServer, bound: list[int], ready: threading.Event, stop: threading.Event) -> None:
     bound.append(await server.start("127.0.0.1", 0))
     started = time.monotonic()
     while not stop.is_set():
@@ -47,7 +47,7 @@ async def feed(server: Server, bound: list[int], ready: threading.Event, stop: t
 @pytest.fixture(scope="module")
 def target() -> Iterator[str]:
     """HOST:PORT of a live Server."""
-    server = Server(journal=DecisionJournal(None), version="1.2.3", about=lambda: RICH_ABOUT)
+    server = AgentWebServer(journal=DecisionJournal(None), version="1.2.3", about=lambda: RICH_ABOUT)
     bound: list[int] = []
     ready, stop = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(feed(server, bound, ready, stop)))

@@ -10,42 +10,40 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from agent.settings import load
-from api.decisions import Decision, JournalEntry, Outcome, Status
-from api.knobs import Knob, Verdict
-from api.samples import SourceStatus
+from agent.config.loader import load_config
+from api.decision import Decision, JournalEntry, Outcome, OutcomeStatus
+from api.knobs import Knob, Reason
+from api.snapshot import ComponentHealth
 from api.text import to_json
-from bench.cell import Lending, Measured, Noise, Waits, quantile_ms
-from bench.machine import Machine
-from bench.medians import Reaction, Results, p99, units
-from bench.modes import BY_NAME, CURVE_MODES, MAIN_MODES, TARGETS_MS, share_pool_size
-from bench.plot import Point, chart
-from bench.reaction import takes_back
-from bench.ready import wait_ready
-from bench.report import markdown, svg
-from bench.scenarios import BY_NAME as SCENARIOS
-from cli.child import AgentEnded
+from bench.colocation_cell import AgentActivity, CellResult, MeasurementNoise, RunqLatencyQuantiles, quantile_ms
+from bench.colocation_modes import CURVE_MODES, MAIN_MODES, MODES_BY_NAME, TARGETS_MS, share_pool_size
+from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
+from bench.colocation_report import ColocationResults, Reaction, cell_p99, cell_units, markdown, p99_svg
+from bench.machine import BenchMachine, wait_until_ready
+from bench.plot import ChartPoint, line_chart
+from bench.reaction import is_taking_back
+from cli.agent_process import AgentExited
 from demo.launch import ROOT
 from demo.workloads import size_for
-from exporters.view import build
+from exporters.view.cycle_view import build_view
 from probes import registry
-from tests.fakes import bare_round
-from tests.kernel.support import require_writable_cgroups
+from tests.builders.four_cpu_node import bare_cycle
+from tests.kernel.real_cgroups import require_writable_cgroups
 
-MACHINE = Machine(
+MACHINE = BenchMachine(
     date="2026-01-02 03:04 UTC", kernel="6.18.0", cpu="Some CPU", cpus=2, hypervisor=True, cgroups="v2", python="3.11.2"
 )
 
 
-def cell(mode: str, p99_ms: float, units_per_s: float = 0.0, number: int = 1) -> Measured:
-    return Measured(
+def cell(mode: str, p99_ms: float, units_per_s: float = 0.0, number: int = 1) -> CellResult:
+    return CellResult(
         mode=mode, scenario="memory", round=number, seconds=8, requests=1000, lost=0, p50_ms=0.6, p99_ms=p99_ms, p999_ms=9,
-        units_per_s=units_per_s, node_use=0.9, online_us=520, client_cores=0.05, lag_us=30, noise=Noise(0.01, 0.002),
-        lending=Lending(1.5, 3) if mode == "ours" else None, waits=Waits(0.3, 0.02, 2.25, None),
+        units_per_s=units_per_s, node_use=0.9, online_us=520, client_cores=0.05, lag_us=30, noise=MeasurementNoise(0.01, 0.002),
+        lending=AgentActivity(1.5, 3) if mode == "ours" else None, waits=RunqLatencyQuantiles(0.3, 0.02, 2.25, None),
     )  # fmt: skip
 
 
-RESULTS = Results(
+RESULTS = ColocationResults(
     machine=MACHINE,
     settings="as ever",
     cells=(
@@ -83,10 +81,10 @@ def test_the_share_pool_follows_katalysts_rule_and_leaves_a_cpu_to_reclaim(cpus:
 
 
 def test_ratios_are_between_medians_of_the_same_scenario() -> None:
-    assert RESULTS.ratio("memory", "ours", "floor", p99) == pytest.approx(4.2 / 4.0)
-    assert RESULTS.ratio("memory", "ours", "floor", units) == pytest.approx(0.95)
-    assert RESULTS.ratio("memory", "ours", "alone", p99) is None
-    assert RESULTS.ratio("bursty", "ours", "floor", p99) is None
+    assert RESULTS.ratio("memory", "ours", "floor", cell_p99) == pytest.approx(4.2 / 4.0)
+    assert RESULTS.ratio("memory", "ours", "floor", cell_units) == pytest.approx(0.95)
+    assert RESULTS.ratio("memory", "ours", "alone", cell_p99) is None
+    assert RESULTS.ratio("bursty", "ours", "floor", cell_p99) is None
 
 
 def test_the_table_shows_medians_spread_and_what_failed() -> None:
@@ -104,39 +102,41 @@ def test_the_table_shows_medians_spread_and_what_failed() -> None:
 
 
 def test_the_chart_is_well_formed_and_higher_latency_is_higher_up() -> None:
-    root = ElementTree.fromstring(svg(RESULTS))
+    root = ElementTree.fromstring(p99_svg(RESULTS))
     space = "{http://www.w3.org/2000/svg}"
     assert len(root.findall(f"{space}circle")) == 2
     assert not root.findall(f"{space}polyline")
-    lines = {"slow": [Point(10, 100.0, 90, 110), Point(60, 900, 1, 1000)], "fast": [Point(10, 1.0, 1, 1)], "none": []}
-    drawn = ElementTree.fromstring(chart("t <&>", "x", "y", lines))
+    lines = {
+        "slow": [ChartPoint(10, 100.0, 90, 110), ChartPoint(60, 900, 1, 1000)],
+        "fast": [ChartPoint(10, 1.0, 1, 1)],
+        "none": [],
+    }
+    drawn = ElementTree.fromstring(line_chart("t <&>", "x", "y", lines))
     circles = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in drawn.findall(f"{space}circle")]
     (slow_x, slow), (later_x, slower), (_, fast) = circles
     assert slower < slow < fast
     assert slow_x < later_x
-    ElementTree.fromstring(chart("empty", "x", "y", {}))
+    ElementTree.fromstring(line_chart("empty", "x", "y", {}))
 
 
 @pytest.mark.parametrize(
     ("knob", "before", "value", "status", "taken"),
     [
-        (Knob.QUOTA, "max 100000", "20000 100000", Status.APPLIED, True),
-        (Knob.QUOTA, "20000 100000", "10000 100000", Status.APPLIED, True),
-        (Knob.QUOTA, "10000 100000", "30000 100000", Status.APPLIED, False),
-        (Knob.QUOTA, "190000 100000", "max 100000", Status.APPLIED, False),
-        (Knob.QUOTA, "max 100000", "20000 100000", Status.DRY_RUN, False),
-        (Knob.IDLE, "0", "1", Status.APPLIED, False),
+        (Knob.QUOTA, "max 100000", "20000 100000", OutcomeStatus.APPLIED, True),
+        (Knob.QUOTA, "20000 100000", "10000 100000", OutcomeStatus.APPLIED, True),
+        (Knob.QUOTA, "10000 100000", "30000 100000", OutcomeStatus.APPLIED, False),
+        (Knob.QUOTA, "190000 100000", "max 100000", OutcomeStatus.APPLIED, False),
+        (Knob.QUOTA, "max 100000", "20000 100000", OutcomeStatus.DRY_RUN, False),
+        (Knob.IDLE, "0", "1", OutcomeStatus.APPLIED, False),
     ],
 )
 def test_only_a_smaller_quota_that_was_written_answers_a_spike(
-    knob: Knob, before: str, value: str, status: Status, taken: bool
+    knob: Knob, before: str, value: str, status: OutcomeStatus, taken: bool
 ) -> None:
-    decision = Decision(
-        cgroup="/b", cgroup_id=1, pod="d/b", knob=knob, value=value, verdict=Verdict(rule="r", text="t")
-    )
+    decision = Decision(cgroup="/b", cgroup_id=1, pod="d/b", knob=knob, value=value, reason=Reason(rule="r", text="t"))
     outcome = Outcome(decision=decision, status=status, before=before)
-    entry = JournalEntry(seq=1, wall_time_ns=1, round_seq=1, trigger="wait", policy="latency", outcome=outcome)
-    assert takes_back(entry) is taken
+    entry = JournalEntry(seq=1, wall_time_ns=1, cycle_seq=1, trigger="wait", policy="latency", outcome=outcome)
+    assert is_taking_back(entry) is taken
 
 
 class Loads:
@@ -156,37 +156,37 @@ class Loads:
         self.asked += 1
         if details is None:
             return None
-        sources = tuple(SourceStatus(name=f"p{k}", ok=True, detail=detail) for k, detail in enumerate(details))
-        return to_json(msgspec.structs.replace(build(bare_round()), sources=sources))
+        sources = tuple(ComponentHealth(name=f"p{k}", ok=True, detail=detail) for k, detail in enumerate(details))
+        return to_json(msgspec.structs.replace(build_view(bare_cycle()), sources=sources))
 
 
 def test_an_agent_is_measured_once_no_probe_is_loading() -> None:
     agent = Loads(("loading", "loading"), None, ("tp_btf", "loading"), ("tp_btf", ""))
-    wait_ready(agent)
+    wait_until_ready(agent)
     assert agent.asked == 4
 
 
 def test_a_probe_that_never_loads_is_named() -> None:
     seconds = iter(range(0, 1000, 50))
-    with pytest.raises(AgentEnded, match="still not loaded after 120 s: p1"):
-        wait_ready(Loads(("tp_btf", "loading")), clock=lambda: next(seconds))
+    with pytest.raises(AgentExited, match="still not loaded after 120 s: p1"):
+        wait_until_ready(Loads(("tp_btf", "loading")), clock=lambda: next(seconds))
 
 
 def test_every_mode_but_the_first_has_a_batch_job_and_only_ours_and_canonical_an_agent() -> None:
-    assert [name for name in CURVE_MODES if not BY_NAME[name].batch] == ["alone"]
-    assert [name for name in MAIN_MODES if BY_NAME[name].agent_config is not None] == ["ours", "ours-protect"]
-    assert sorted(BY_NAME[name].target_ms or 0 for name in CURVE_MODES) == [0, 0, 0, *TARGETS_MS]
+    assert [name for name in CURVE_MODES if not MODES_BY_NAME[name].batch] == ["alone"]
+    assert [name for name in MAIN_MODES if MODES_BY_NAME[name].agent_config is not None] == ["ours", "ours-protect"]
+    assert sorted(MODES_BY_NAME[name].target_ms or 0 for name in CURVE_MODES) == [0, 0, 0, *TARGETS_MS]
 
 
 def test_what_a_mode_tells_the_agent_is_what_it_says(tmp_path: Path) -> None:
     told = {}
     for name in CURVE_MODES:
-        if (text := BY_NAME[name].agent_config) is not None:
+        if (text := MODES_BY_NAME[name].agent_config) is not None:
             (tmp_path / "agent.yaml").write_text(text)
-            config = load(tmp_path / "agent.yaml", registry.NAMES).advisor
+            config = load_config(tmp_path / "agent.yaml", registry.PROBE_NAMES).advisor
             told[name] = (config.policy, config.latency.target_wait_ms)
     assert {n: t for n, (p, t) in told.items() if p == "latency"} == {
-        n: BY_NAME[n].target_ms for n in told if n != "canonical"
+        n: MODES_BY_NAME[n].target_ms for n in told if n != "canonical"
     }
     assert told["canonical"][0] == "canonical"
 
@@ -200,7 +200,7 @@ def test_a_quick_run_of_the_cheapest_mode_writes_its_results(tmp_path: Path) -> 
     if "another demo is running" in ran.stdout:
         pytest.skip("a bench runs on this machine now")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    results = msgspec.json.decode((tmp_path / "colocation.json").read_bytes(), type=Results)
+    results = msgspec.json.decode((tmp_path / "colocation.json").read_bytes(), type=ColocationResults)
     assert sorted((found.mode, found.scenario) for found in results.cells) == [
         ("alone", "memory"),
         ("alone", "steady-20"),

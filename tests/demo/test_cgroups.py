@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from api.ports import Unavailable
-from demo.cgroups import DemoCgroups, Occupied
-from demo.launch import launch, python
-from tests.kernel.support import require_writable_cgroups
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.interfaces import Unavailable
+from demo.cgroups import CgroupInUse, DemoCgroups
+from demo.launch import launch_in_cgroups, module_command
+from tests.kernel.real_cgroups import require_writable_cgroups
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -60,7 +60,7 @@ def test_cgroups_are_made_everywhere_and_removed_with_nothing_left(hierarchy: Hi
 def test_a_process_is_inside_before_its_program_starts(hierarchy: Hierarchy, tmp_path: Path) -> None:
     groups, out = make(hierarchy), tmp_path / "out"
     show = "import sys; open(sys.argv[1], 'w').write(open('/proc/self/cgroup').read())"
-    process = launch([sys.executable, "-c", show, str(out)], procs=groups.procs(names()[0]))
+    process = launch_in_cgroups([sys.executable, "-c", show, str(out)], procs=groups.procs(names()[0]))
     try:
         assert process.wait(30) == 0
     finally:
@@ -90,7 +90,7 @@ def test_a_knob_that_is_not_put_back_is_noticed(hierarchy: Hierarchy) -> None:
 def test_a_second_demo_is_refused_while_the_first_one_runs(hierarchy: Hierarchy) -> None:
     groups = make(hierarchy)
     try:
-        with pytest.raises(Occupied, match="another demo is running"):
+        with pytest.raises(CgroupInUse, match="another demo is running"):
             make(hierarchy)
         assert groups.directories(names()[1])[0].exists()
     finally:
@@ -101,11 +101,11 @@ def test_a_second_demo_is_refused_while_the_first_one_runs(hierarchy: Hierarchy)
 def test_somebody_elses_process_is_left_alone_and_named(hierarchy: Hierarchy) -> None:
     directory = hierarchy.primary / names()[1]
     directory.mkdir()
-    process = launch(SLEEP, procs=[directory / "cgroup.procs"])
+    process = launch_in_cgroups(SLEEP, procs=[directory / "cgroup.procs"])
     try:
         while not (directory / "cgroup.procs").read_text():
             assert process.poll() is None
-        with pytest.raises(Occupied, match=rf"/{names()[1]} holds .* {process.pid} \("):
+        with pytest.raises(CgroupInUse, match=rf"/{names()[1]} holds .* {process.pid} \("):
             make(hierarchy)
         assert process.poll() is None
         assert not (hierarchy.primary / names()[0]).exists()
@@ -118,8 +118,9 @@ def test_leftovers_of_a_killed_demo_are_made_anew(hierarchy: Hierarchy, tmp_path
     directory = hierarchy.primary / names()[1]
     directory.mkdir()
     (directory / "cpu.idle").write_text("1")
-    orphan = launch(
-        [*python("demo.batch"), "--burners", "1", "--counters", str(tmp_path / "c")], procs=[directory / "cgroup.procs"]
+    orphan = launch_in_cgroups(
+        [*module_command("demo.batch"), "--burners", "1", "--counters", str(tmp_path / "c")],
+        procs=[directory / "cgroup.procs"],
     )
     while len((directory / "cgroup.procs").read_text().split()) < 2:
         assert orphan.poll() is None
@@ -179,7 +180,7 @@ def test_whoever_loses_the_race_for_the_lock_touches_nothing(tmp_path: Path, mon
         (tmp_path / "b").mkdir()
 
     monkeypatch.setattr("fcntl.flock", raced)
-    with pytest.raises(Occupied):
+    with pytest.raises(CgroupInUse):
         DemoCgroups.make({"cpu": tmp_path}, None, ("a", "b"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from demo.counters import BOUNDS_US, BUCKETS, CLIENT_CELLS, Cell, Counters, bucket_of, quantile_ms
+from demo.counters import BOUNDS_US, BUCKETS, CLIENT_CELLS, ClientCell, SharedCounters, bucket_of, quantile_ms
 
 
 def test_two_maps_of_one_file_see_the_same_cells(tmp_path: Path) -> None:
-    writer, reader = Counters(tmp_path / "c", 3), Counters(tmp_path / "c", 3)
+    writer, reader = SharedCounters(tmp_path / "c", 3), SharedCounters(tmp_path / "c", 3)
     writer[1] = 2**64 - 1
     writer[2] += 5
     assert reader.values() == [0, 2**64 - 1, 5]
@@ -18,7 +18,7 @@ def test_two_maps_of_one_file_see_the_same_cells(tmp_path: Path) -> None:
 
 
 def test_cells_lie_behind_the_buckets_and_fill_the_file() -> None:
-    assert sorted(Cell) == list(range(BUCKETS, CLIENT_CELLS))
+    assert sorted(ClientCell) == list(range(BUCKETS, CLIENT_CELLS))
 
 
 @pytest.mark.parametrize(

@@ -15,21 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from cli.child import free_port, is_free
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from cli.agent_process import free_port, is_port_free
 from demo.launch import ROOT
 from tests.demo.test_workloads import eventually, mentioning
-from tests.kernel.support import require_writable_cgroups
+from tests.kernel.real_cgroups import require_writable_cgroups
 
 ONLINE, BATCH = (f"dioptase-test-demo-{os.getpid()}-{name}" for name in ("online", "batch"))
 STUB = Path(__file__).with_name("stub_agent.py")
 RUN = """
 import sys
 from pathlib import Path
-from api.decisions import Act
-from cli.demo import Settings, run
+from api.decision import ActMode
+from cli.demo import DemoSettings, run_demo
 print("began", flush=True)
-sys.exit(run(Settings(duration_s=float(sys.argv[3]) or None, act=Act.ON, host="127.0.0.1", port=int(sys.argv[2]),
+sys.exit(run_demo(DemoSettings(duration_s=float(sys.argv[3]) or None, act=ActMode.ON, host="127.0.0.1", port=int(sys.argv[2]),
                       command=(sys.executable, sys.argv[1]), online=sys.argv[4], batch=sys.argv[5],
                       record=Path(sys.argv[6]))))
 """
@@ -211,5 +211,5 @@ def demo_act(tmp_path: Path) -> str:
 def test_a_port_in_use_is_known() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert not is_free("127.0.0.1", port)
-    assert is_free("127.0.0.1", port)
+        assert not is_port_free("127.0.0.1", port)
+    assert is_port_free("127.0.0.1", port)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.child import free_port
-from tests.kernel.support import require_writable_cgroups
+from cli.agent_process import free_port
+from tests.kernel.real_cgroups import require_writable_cgroups
 
 pytestmark = pytest.mark.live
 

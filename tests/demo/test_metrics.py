@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from demo.counters import BUCKETS, CLIENT_CELLS, Cell, Counters, bucket_of
-from demo.metrics import MetricsServer, exposition
+from demo.counters import BUCKETS, CLIENT_CELLS, ClientCell, SharedCounters, bucket_of
+from demo.workloads import DemoMetricsServer, demo_metrics_text
 
 
 def cells() -> list[int]:
@@ -15,13 +15,13 @@ def cells() -> list[int]:
     client[bucket_of(3_000_000)] = 7
     client[bucket_of(40_000_000)] = 2
     client[bucket_of(10**12)] = 1
-    client[Cell.SUM_NS] = 1_101_000_000
-    client[Cell.LOST] = 1
+    client[ClientCell.SUM_NS] = 1_101_000_000
+    client[ClientCell.LOST] = 1
     return client
 
 
 def test_the_histogram_is_cumulative_in_seconds_and_consistent() -> None:
-    families = {family.name: family for family in text_string_to_metric_families(exposition(cells(), 42))}
+    families = {family.name: family for family in text_string_to_metric_families(demo_metrics_text(cells(), 42))}
     histogram = families["demo_request_duration_seconds"]
     assert histogram.type == "histogram"
     buckets = [(float(s.labels["le"]), s.value) for s in histogram.samples if s.name.endswith("_bucket")]
@@ -38,8 +38,8 @@ def test_the_histogram_is_cumulative_in_seconds_and_consistent() -> None:
 
 
 def test_the_server_shows_what_the_counters_hold_now(tmp_path: Path) -> None:
-    client, batch = Counters(tmp_path / "client", CLIENT_CELLS), Counters(tmp_path / "batch", 2)
-    server = MetricsServer(client, batch)
+    client, batch = SharedCounters(tmp_path / "client", CLIENT_CELLS), SharedCounters(tmp_path / "batch", 2)
+    server = DemoMetricsServer(client, batch)
     connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
     try:
         for units in (3, 8):

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from demo.schedule import Bursts, Constant, Wave, arrivals, bursts, parse
+from demo.schedule import ConstantRate, RateBursts, RateWave, arrivals, parse_schedule, random_bursts
 
-WAVE = Wave(low=100, high=500, period_s=40, spike=900, spike_at_s=30, spike_s=4)
-BURSTS = Bursts(low=100, high=900, period_s=10, on=((2, 3), (5, 5.5)), from_s=4)
+WAVE = RateWave(low=100, high=500, period_s=40, spike=900, spike_at_s=30, spike_s=4)
+BURSTS = RateBursts(low=100, high=900, period_s=10, on=((2, 3), (5, 5.5)), from_s=4)
 
 
 def test_a_wave_starts_low_is_high_half_way_and_spikes_without_warning() -> None:
@@ -25,7 +25,7 @@ def test_spikes_are_listed_when_they_begin() -> None:
     assert WAVE.spikes(30) == ()
     assert WAVE.spikes(30.1) == (30,)
     assert WAVE.spikes(110.5) == (30, 70, 110)
-    assert Constant(rate=5).spikes(1000) == ()
+    assert ConstantRate(rate=5).spikes(1000) == ()
 
 
 def test_arrivals_come_as_often_as_the_rate_integrates_to() -> None:
@@ -38,7 +38,7 @@ def test_arrivals_come_as_often_as_the_rate_integrates_to() -> None:
 
 
 def test_gaps_of_a_constant_rate_are_exponential() -> None:
-    due = list(takewhile(lambda t: t < 2000, arrivals(Constant(rate=50), 3)))
+    due = list(takewhile(lambda t: t < 2000, arrivals(ConstantRate(rate=50), 3)))
     gaps = [b - a for a, b in pairwise(due)]
     mean = sum(gaps) / len(gaps)
     longer_than_mean = sum(gap > mean for gap in gaps) / len(gaps)
@@ -47,8 +47,8 @@ def test_gaps_of_a_constant_rate_are_exponential() -> None:
 
 
 def test_a_schedule_survives_its_json_form() -> None:
-    for schedule in (WAVE, Constant(rate=800), BURSTS):
-        assert parse(msgspec.json.encode(schedule).decode()) == schedule
+    for schedule in (WAVE, ConstantRate(rate=800), BURSTS):
+        assert parse_schedule(msgspec.json.encode(schedule).decode()) == schedule
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_a_wave_that_cannot_be_is_refused(change: dict[str, float], word: str) -
         msgspec.structs.replace(WAVE, **change)
     fields = {"type": "wave", **msgspec.structs.asdict(WAVE), **change}
     with pytest.raises(ValueError, match=word):
-        parse(msgspec.json.encode(fields).decode())
+        parse_schedule(msgspec.json.encode(fields).decode())
 
 
 def test_arrivals_after_a_warm_up_of_any_length_are_the_same() -> None:
     def after(warmup_s: float) -> list[float]:
-        due = takewhile(lambda t: t < warmup_s + 8, arrivals(Constant(rate=50), 3, warmup_s))
+        due = takewhile(lambda t: t < warmup_s + 8, arrivals(ConstantRate(rate=50), 3, warmup_s))
         return [t - warmup_s for t in due if t > warmup_s]
 
     assert len(after(2.0)) > 300
@@ -84,12 +84,12 @@ def test_bursts_begin_and_end_at_once_and_come_again() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_drawn_bursts_last_their_share_whatever_the_seed(seed: int) -> None:
-    drawn = bursts(100, 900, period_s=20, count=10, on_share=0.3, seed=seed)
+    drawn = random_bursts(100, 900, period_s=20, count=10, on_share=0.3, seed=seed)
     assert len(drawn.on) == 10
     assert sum(end - begin for begin, end in drawn.on) == pytest.approx(6)
     assert min(end - begin for begin, end in drawn.on) > 0.1
     assert drawn.on[-1][1] <= 20
-    assert drawn != bursts(100, 900, period_s=20, count=10, on_share=0.3, seed=seed + 5)
+    assert drawn != random_bursts(100, 900, period_s=20, count=10, on_share=0.3, seed=seed + 5)
 
 
 @pytest.mark.parametrize(

@@ -14,21 +14,21 @@ import pytest
 
 from bench.machine import memory_kib_of
 from demo.batch import ARENA_MIB, FILE_MIB
-from demo.counters import Cell
-from demo.launch import ROOT, launch, python
-from demo.online import bind, pieces_for
-from demo.schedule import Constant
-from demo.workloads import MAX_RATE, Size, Workloads, demo_wave, size_for
+from demo.counters import ClientCell
+from demo.launch import ROOT, launch_in_cgroups, module_command
+from demo.online import bind_service, pieces_for
+from demo.schedule import ConstantRate
+from demo.workloads import MAX_RATE, DemoWorkloads, WorkloadSize, demo_wave, size_for
 
 pytestmark = pytest.mark.kernel
-SMALL = Size(cpus=1, service_us=500, workers=2, burners=2)
+SMALL = WorkloadSize(cpus=1, service_us=500, workers=2, burners=2)
 PARENT = """
 import sys, time
 from pathlib import Path
-from demo.schedule import Constant
-from demo.workloads import Size, Workloads
-loads = Workloads(Size(cpus=1, service_us=500, workers=2, burners=2), Path(sys.argv[1]))
-loads.start_online(); loads.start_batch(); loads.start_client(Constant(rate=50))
+from demo.schedule import ConstantRate
+from demo.workloads import WorkloadSize, DemoWorkloads
+loads = DemoWorkloads(WorkloadSize(cpus=1, service_us=500, workers=2, burners=2), Path(sys.argv[1]))
+loads.start_online(); loads.start_batch(); loads.start_client(ConstantRate(rate=50))
 while not (loads.client.values()[-2] and loads.units()): time.sleep(0.01)
 print("running", flush=True)
 time.sleep(600)
@@ -69,14 +69,14 @@ def test_a_node_of_any_size_gets_a_load_that_one_client_can_send() -> None:
 
 def test_the_service_uses_rate_times_cost_of_cpu(tmp_path: Path) -> None:
     """1,000 requests of 2 ms are 2 s of CPU; the socket calls and two interpreters' start come on top."""
-    loads = Workloads(Size(cpus=1, service_us=2000, workers=2, burners=1), tmp_path)
+    loads = DemoWorkloads(WorkloadSize(cpus=1, service_us=2000, workers=2, burners=1), tmp_path)
     try:
         loads.start_online()
-        loads.start_client(Constant(rate=200), duration_s=5)
+        loads.start_client(ConstantRate(rate=200), duration_s=5)
         client = loads.process("client")
         assert client.wait(60) == 0
-        requests = loads.client[Cell.ANSWERED]
-        assert loads.client[Cell.LOST] == 0
+        requests = loads.client[ClientCell.ANSWERED]
+        assert loads.client[ClientCell.LOST] == 0
         used = sum(_cpu_ns(pid) for pid in _workers(loads.process("online").pid)) / 1e9
     finally:
         loads.close()
@@ -89,13 +89,13 @@ def test_requests_of_work_on_memory_cost_more_the_more_pieces_they_are(tmp_path:
     for a machine that others use too."""
     used = {}
     for pieces in (2_000, 40_000):
-        loads = Workloads(SMALL, tmp_path)
+        loads = DemoWorkloads(SMALL, tmp_path)
         try:
             loads.start_online(pieces=pieces)
-            loads.start_client(Constant(rate=50), duration_s=3)
+            loads.start_client(ConstantRate(rate=50), duration_s=3)
             assert loads.process("client").wait(60) == 0
             workers = _workers(loads.process("online").pid)
-            used[pieces] = sum(map(_cpu_ns, workers)) / loads.client[Cell.ANSWERED]
+            used[pieces] = sum(map(_cpu_ns, workers)) / loads.client[ClientCell.ANSWERED]
         finally:
             loads.close()
     assert used[40_000] > 2 * used[2_000]
@@ -103,7 +103,7 @@ def test_requests_of_work_on_memory_cost_more_the_more_pieces_they_are(tmp_path:
 
 
 def test_memory_burners_hold_memory_and_page_cache_and_leave_nothing(tmp_path: Path) -> None:
-    loads = Workloads(SMALL, tmp_path)
+    loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch(memory=True)
         assert eventually(lambda: min(loads.batch.values()) > 2 * ARENA_MIB)
@@ -124,7 +124,7 @@ def _cpu_ns(pid: int) -> int:
 
 
 def test_burners_count_what_they_do_and_run_idle_when_told(tmp_path: Path) -> None:
-    loads = Workloads(SMALL, tmp_path)
+    loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch(idle=True)
         assert eventually(lambda: min(loads.batch.values()) > 10)
@@ -138,7 +138,7 @@ def test_burners_count_what_they_do_and_run_idle_when_told(tmp_path: Path) -> No
 
 
 def test_a_worker_that_dies_ends_its_job_visibly(tmp_path: Path) -> None:
-    loads = Workloads(SMALL, tmp_path)
+    loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch()
         assert eventually(lambda: min(loads.batch.values()) > 0)
@@ -173,8 +173,8 @@ def test_the_signal_for_the_end_is_the_one_asked_for(tmp_path: Path) -> None:
         "Path(sys.argv[2]).touch(); signal.pause()"
     )
     parent = (
-        "import sys, time; from demo.launch import launch;"
-        f"launch([sys.executable, '-c', {child!r}, {str(out)!r}, {str(ready)!r}], end_signal=15); time.sleep(600)"
+        "import sys, time; from demo.launch import launch_in_cgroups;"
+        f"launch_in_cgroups([sys.executable, '-c', {child!r}, {str(out)!r}, {str(ready)!r}], end_signal=15); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
         assert eventually(ready.exists)
@@ -186,15 +186,15 @@ def test_our_modules_start_from_a_directory_with_a_namesake(tmp_path: Path, monk
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "__init__.py").write_text("raise RuntimeError('the wrong demo')")
     monkeypatch.chdir(tmp_path)
-    assert launch([*python("demo.batch"), "--help"]).wait(30) == 0
+    assert launch_in_cgroups([*module_command("demo.batch"), "--help"]).wait(30) == 0
 
 
 def test_a_program_that_does_not_exist_is_an_exit_code() -> None:
-    assert launch(["/nonexistent/program"]).wait(30) != 0
+    assert launch_in_cgroups(["/nonexistent/program"]).wait(30) != 0
 
 
 def test_the_services_queue_is_deep_enough_for_a_second_of_overload() -> None:
-    sock = bind()
+    sock = bind_service()
     try:
         granted = sock.getsockopt(1, 8)
     finally:

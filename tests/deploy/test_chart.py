@@ -13,36 +13,36 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.complaints import complaint
-from agent.sense.documents import check
-from agent.settings import parse as agent_settings
+from agent.config.loader import parse_config as agent_settings
 from api import VERSION
-from controller.settings import parse as controller_settings
+from common.validation import describe_validation_error
+from common.yaml_guard import check_yaml
+from controller.settings import parse_settings as controller_settings
 from deploy import chart
 
 ROOT = Path(__file__).resolve().parents[2]
-VALUES = (chart.CHART / "values.yaml").read_text()
-DAEMONSET = (chart.CHART / "templates/agent-daemonset.yaml").read_text()
+VALUES = (chart.CHART_DIR / "values.yaml").read_text()
+DAEMONSET = (chart.CHART_DIR / "templates/agent-daemonset.yaml").read_text()
 
 
 def test_the_table_in_the_document_is_that_of_the_values() -> None:
-    document = chart.DOCUMENT.read_text()
+    document = chart.INSTALL_DOCUMENT.read_text()
     assert document.count(chart.BEGIN) == document.count(chart.END) == 1
-    assert chart.documented(document, VALUES) == document
+    assert chart.insert_values_table(document, VALUES) == document
 
 
 def test_rows_are_paths_with_defaults_and_comments() -> None:
     text = '# head\n\na:\n  # One\n  # more\n  b: 1\n  # Two\n  c:\n    d: {e: f}\n  # Three\n  g: ""\n# Four\nh: [i]\n'
-    assert list(chart.rows(text)) == [
+    assert list(chart.values_rows(text)) == [
         ("a.b", "1", "One more"),
         ("a.c", "below", "Two"),
         ("a.g", '""', "Three"),
         ("h", "[i]", "Four"),
     ]
     with pytest.raises(ValueError, match=r"a\.b: has no comment"):
-        list(chart.rows("# head\n\na:\n  b: 1\n"))
+        list(chart.values_rows("# head\n\na:\n  b: 1\n"))
     with pytest.raises(ValueError, match="neither a comment nor"):
-        list(chart.rows("# head\n\n- a\n"))
+        list(chart.values_rows("# head\n\n- a\n"))
 
 
 def leaves(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -52,9 +52,9 @@ def leaves(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
 
 
 def test_the_schema_knows_every_value_and_no_other() -> None:
-    schema = json.loads((chart.CHART / "values.schema.json").read_text())
+    schema = json.loads((chart.CHART_DIR / "values.schema.json").read_text())
     known = dict(leaves(schema))
-    documented = {path for path, _, _ in chart.rows(VALUES)}
+    documented = {path for path, _, _ in chart.values_rows(VALUES)}
     assert documented <= known.keys()
     inner = {path for path, below in known.items() if not any(other.startswith(f"{path}.") for other in known)}
     assert {path for path in inner if "$ref" in known[path] or known[path].get("type") != "object"} - {
@@ -66,9 +66,9 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
 
 
 def test_the_chart_is_of_the_version_that_it_installs() -> None:
-    said = msgspec.yaml.decode((chart.CHART / "Chart.yaml").read_bytes())
+    said = msgspec.yaml.decode((chart.CHART_DIR / "Chart.yaml").read_bytes())
     assert said["appVersion"] == VERSION
-    assert f"newTag: {VERSION}" in (chart.BASE.parent / "kustomization.yaml").read_text()
+    assert f"newTag: {VERSION}" in (chart.KUSTOMIZE_BASE.parent / "kustomization.yaml").read_text()
 
 
 def test_the_image_is_built_under_the_name_that_the_base_asks_for(tmp_path: Path) -> None:
@@ -84,23 +84,23 @@ def test_the_image_is_built_under_the_name_that_the_base_asks_for(tmp_path: Path
     command = [ROOT / "deploy/image", tmp_path / "made.tar"]
     said = subprocess.run(command, cwd=tmp_path, env=settings, check=True, capture_output=True, text=True).stdout
     assert said.splitlines()[-1] == f"localhost/dioptase:{VERSION} in {tmp_path}/made.tar"
-    asked = re.findall(r"image: (\S+)", chart.BASE.read_text())
+    asked = re.findall(r"image: (\S+)", chart.KUSTOMIZE_BASE.read_text())
     assert asked == [f"localhost/dioptase:{VERSION}"] * 2
 
 
 def test_the_settings_that_the_chart_makes_are_settings() -> None:
     """As the base has them, which is what helm made of the templates."""
-    made = (msgspec.yaml.decode(one) for one in chart.BASE.read_text().split("\n---\n"))
+    made = (msgspec.yaml.decode(one) for one in chart.KUSTOMIZE_BASE.read_text().split("\n---\n"))
     texts = {name: text for one in made if one and one["kind"] == "ConfigMap" for name, text in one["data"].items()}
     config = agent_settings(texts["agent.yaml"].encode(), "agent.yaml")
     assert config.exporters.token_review
-    controller = controller_settings(texts["controller.yaml"], check, complaint)
+    controller = controller_settings(texts["controller.yaml"], check_yaml, describe_validation_error)
     assert controller.token_review
     assert controller.health.node_selector == "kubernetes.io/os=linux", "the nodes that have an agent"
 
 
 def test_whoever_ends_by_an_error_leaves_its_words_in_the_pods_status() -> None:
-    made = [msgspec.yaml.decode(one) for one in chart.BASE.read_text().split("\n---\n")]
+    made = [msgspec.yaml.decode(one) for one in chart.KUSTOMIZE_BASE.read_text().split("\n---\n")]
     kept = {
         one["kind"]: [
             container["terminationMessagePolicy"] for container in one["spec"]["template"]["spec"]["containers"]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from agent.qrm.actuator import Actuator
-from agent.qrm.knobs import KnobFiles
-from agent.qrm.originals import Originals, boot_id, open_originals
-from api.decisions import Act
-from tests.kernel.knobbed import ODD, Knobbed
-from tests.kernel.support import cgroup, require_writable_cgroups
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.writer import KnobWriter
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import ActMode
+from tests.kernel.knob_cgroups import ODD, KnobCgroup
+from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 
 @pytest.fixture
@@ -26,30 +27,30 @@ def hierarchy() -> Hierarchy:
 
 
 @pytest.fixture
-def batch(hierarchy: Hierarchy) -> Iterator[Knobbed]:
+def batch(hierarchy: Hierarchy) -> Iterator[KnobCgroup]:
     with cgroup(hierarchy, "act") as made:
-        knobbed = Knobbed(made)
+        knobbed = KnobCgroup(made)
         knobbed.put(ODD[knobbed.version])
         yield knobbed
 
 
 @pytest.fixture
-def files(hierarchy: Hierarchy) -> Iterator[KnobFiles]:
-    opened = KnobFiles(hierarchy)
+def files(hierarchy: Hierarchy) -> Iterator[KnobWriter]:
+    opened = KnobWriter(hierarchy)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def originals(tmp_path: Path) -> Iterator[Originals]:
-    opened = open_originals(tmp_path / "state", boot_id())
+def originals(tmp_path: Path) -> Iterator[OriginalsJournal]:
+    opened = open_originals(tmp_path / "state", read_boot_id())
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def actuator(files: KnobFiles, originals: Originals) -> Actuator:
-    return Actuator(files, originals, Act.ON)
+def actuator(files: KnobWriter, originals: OriginalsJournal) -> Actuator:
+    return Actuator(files, originals, ActMode.ON)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,19 +6,19 @@ import time
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from agent.qrm.actuator import Actuator
-from agent.qrm.knobs import KnobFiles
-from agent.qrm.originals import Originals
-from api.decisions import Status
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.writer import KnobWriter
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import OutcomeStatus
 from api.knobs import Knob
-from tests.kernel.knobbed import ODD, Knobbed, nested, statuses
+from tests.kernel.knob_cgroups import ODD, KnobCgroup, nested, statuses
 
 pytestmark = pytest.mark.kernel
 
 
 def test_every_knob_is_applied_and_restored_bit_for_bit(
-    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     before = batch.texts()
     wanted = {
@@ -30,22 +30,22 @@ def test_every_knob_is_applied_and_restored_bit_for_bit(
     }
     outcomes = actuator.apply([batch.decide(knob, value) for knob, value in wanted.items()])
     assert [(o.status, o.before, o.after) for o in outcomes] == [
-        (Status.APPLIED, "33", "10"),
-        (Status.APPLIED, "70000 50000", "30000 100000"),
-        (Status.APPLIED, "0", "1"),
-        (Status.APPLIED, "30000", "10000"),
-        (Status.APPLIED, "134217728", "67108864"),
+        (OutcomeStatus.APPLIED, "33", "10"),
+        (OutcomeStatus.APPLIED, "70000 50000", "30000 100000"),
+        (OutcomeStatus.APPLIED, "0", "1"),
+        (OutcomeStatus.APPLIED, "30000", "10000"),
+        (OutcomeStatus.APPLIED, "134217728", "67108864"),
     ]
     (idle,) = actuator.apply([batch.decide(Knob.IDLE, "1")])
-    assert (idle.status, idle.before, idle.after) == (Status.APPLIED, "0", "1")
+    assert (idle.status, idle.before, idle.after) == (OutcomeStatus.APPLIED, "0", "1")
     changed = batch.texts()
     assert all(changed[name] != before[name] for name in before)
-    assert statuses(originals.restore(files)) == [Status.APPLIED] * 6
+    assert statuses(originals.restore(files)) == [OutcomeStatus.APPLIED] * 6
     assert batch.texts() == before
     assert originals.entries() == ()
 
 
-def test_the_quota_really_throttles(batch: Knobbed, actuator: Actuator) -> None:
+def test_the_quota_really_throttles(batch: KnobCgroup, actuator: Actuator) -> None:
     stat = batch.made.file("cpu", "cpu.stat")
     actuator.apply([batch.decide(Knob.QUOTA, "20000 100000")])
     batch.made.burn()
@@ -56,48 +56,48 @@ def test_the_quota_really_throttles(batch: Knobbed, actuator: Actuator) -> None:
 
 
 def test_leaving_idle_gives_the_owner_their_weight_and_not_the_kernel_s_default(
-    batch: Knobbed, actuator: Actuator
+    batch: KnobCgroup, actuator: Actuator
 ) -> None:
     file = "cpu.weight" if batch.version == "v2" else "cpu.shares"
     own = batch.texts()[file]
     actuator.apply([batch.decide(Knob.IDLE, "1")])
     assert batch.texts()[file] != own
     (outcome,) = actuator.apply([batch.decide(Knob.IDLE, "0")])
-    assert (outcome.status, outcome.error) == (Status.APPLIED, "")
+    assert (outcome.status, outcome.error) == (OutcomeStatus.APPLIED, "")
     assert batch.texts()[file] == own
 
 
 def test_a_weight_for_an_idle_group_waits_and_the_kernel_would_refuse_it(
-    batch: Knobbed, actuator: Actuator, files: KnobFiles
+    batch: KnobCgroup, actuator: Actuator, files: KnobWriter
 ) -> None:
     actuator.apply([batch.decide(Knob.IDLE, "1")])
     (outcome,) = actuator.apply([batch.decide(Knob.WEIGHT, "7")])
-    assert outcome.status is Status.UNCHANGED
+    assert outcome.status is OutcomeStatus.UNCHANGED
     assert "pins the weight" in outcome.error
     with pytest.raises(Exception, match="Invalid argument") as caught:
         files.write(batch.path, batch.id, Knob.WEIGHT, "7")
     assert caught.value.remedy == "cpu.idle=1 pins the weight: set cpu.idle to 0 first"
     weight, idle = actuator.apply([batch.decide(Knob.WEIGHT, "7"), batch.decide(Knob.IDLE, "0")])
-    assert (weight.status, weight.after, idle.status) == (Status.APPLIED, "7", Status.APPLIED)
+    assert (weight.status, weight.after, idle.status) == (OutcomeStatus.APPLIED, "7", OutcomeStatus.APPLIED)
 
 
 def test_a_group_found_idle_is_left_idle(
-    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     batch.made.file("cpu", "cpu.idle").write_text("1\n")
     before = batch.texts()
     assert statuses(actuator.apply([batch.decide(Knob.IDLE, "0"), batch.decide(Knob.WEIGHT, "50")])) == [
-        Status.APPLIED,
-        Status.APPLIED,
+        OutcomeStatus.APPLIED,
+        OutcomeStatus.APPLIED,
     ]
     actuator.apply([batch.decide(Knob.WEIGHT, "60")])
-    assert Status.REFUSED not in statuses(originals.restore(files))
+    assert OutcomeStatus.REFUSED not in statuses(originals.restore(files))
     assert batch.texts() == before
     assert originals.entries() == ()
 
 
 def test_an_unlimited_quota_and_its_period_come_back(
-    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     unlimited = (
         {"cpu.max": "max 25000\n"}
@@ -106,13 +106,13 @@ def test_an_unlimited_quota_and_its_period_come_back(
     )
     batch.put({**ODD[batch.version], **dict(reversed(unlimited.items()))})
     before = batch.texts()
-    assert statuses(actuator.apply([batch.decide(Knob.QUOTA, "max 100000")])) == [Status.UNCHANGED]
-    assert statuses(actuator.apply([batch.decide(Knob.QUOTA, "5000")])) == [Status.APPLIED]
+    assert statuses(actuator.apply([batch.decide(Knob.QUOTA, "max 100000")])) == [OutcomeStatus.UNCHANGED]
+    assert statuses(actuator.apply([batch.decide(Knob.QUOTA, "5000")])) == [OutcomeStatus.APPLIED]
     originals.restore(files)
     assert batch.texts() == before
 
 
-def test_ratios_at_the_parent_s_limit_move_between_periods(hierarchy: Hierarchy, files: KnobFiles) -> None:
+def test_ratios_at_the_parent_s_limit_move_between_periods(hierarchy: Hierarchy, files: KnobWriter) -> None:
     with nested(hierarchy, "ratio") as (_, inner):
         # 1.4 CPUs each, all that the group above has: with the old quota or the old period it would be more on the way.
         for value in ("70000 50000", "140000 100000", "14000 10000", "1400000 1000000"):
@@ -120,19 +120,19 @@ def test_ratios_at_the_parent_s_limit_move_between_periods(hierarchy: Hierarchy,
             assert files.read(inner.path, inner.id, Knob.QUOTA) == value
 
 
-def test_the_owner_s_quota_is_never_loosened(batch: Knobbed, actuator: Actuator) -> None:
+def test_the_owner_s_quota_is_never_loosened(batch: KnobCgroup, actuator: Actuator) -> None:
     before = batch.texts()
     (outcome,) = actuator.apply([batch.decide(Knob.QUOTA, "max")])
-    assert (outcome.status, outcome.after, outcome.clamped_from) == (Status.UNCHANGED, "70000 50000", "max")
+    assert (outcome.status, outcome.after, outcome.clamped_from) == (OutcomeStatus.UNCHANGED, "70000 50000", "max")
     (outcome,) = actuator.apply([batch.decide(Knob.QUOTA, "30000")])
-    assert (outcome.status, outcome.after) == (Status.APPLIED, "30000 100000")
+    assert (outcome.status, outcome.after) == (OutcomeStatus.APPLIED, "30000 100000")
     (outcome,) = actuator.apply([batch.decide(Knob.QUOTA, "180000")])
-    assert (outcome.status, outcome.after, outcome.clamped_from) == (Status.APPLIED, "70000 50000", "180000")
+    assert (outcome.status, outcome.after, outcome.clamped_from) == (OutcomeStatus.APPLIED, "70000 50000", "180000")
     assert batch.texts() == before
 
 
 def test_an_owner_s_new_quota_is_what_comes_back(
-    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     actuator.apply([batch.decide(Knob.QUOTA, "10000 100000")])
     files.write(batch.path, batch.id, Knob.QUOTA, "40000 50000")
@@ -141,34 +141,34 @@ def test_an_owner_s_new_quota_is_what_comes_back(
     theirs = {**batch.texts(), burst: ODD[batch.version][burst]}
     assert batch.texts() != theirs
     (outcome,) = actuator.apply([batch.decide(Knob.QUOTA, "10000 100000")])
-    assert (outcome.status, outcome.after) == (Status.APPLIED, "10000 100000")
+    assert (outcome.status, outcome.after) == (OutcomeStatus.APPLIED, "10000 100000")
     assert "changed by someone else to 40000 50000: taken as its new original" in outcome.error
     originals.restore(files)
     assert batch.texts() == theirs
 
 
 def test_what_cpu_idle_does_to_the_weight_is_no_owner_s_change(
-    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     before, idle = batch.texts(), batch.made.file("cpu", "cpu.idle")
     actuator.apply([batch.decide(Knob.WEIGHT, "10")])
     for value in "101":
         (outcome,) = actuator.apply([batch.decide(Knob.IDLE, value)])
-        assert (outcome.status, outcome.error) == (Status.APPLIED, "")
+        assert (outcome.status, outcome.error) == (OutcomeStatus.APPLIED, "")
     # Somebody makes it not idle: the kernel resets the weight, which nobody has asked for.
     idle.write_text("0\n")
     (outcome,) = actuator.apply([batch.decide(Knob.IDLE, "1")])
-    assert (outcome.status, outcome.error) == (Status.APPLIED, "")
+    assert (outcome.status, outcome.error) == (OutcomeStatus.APPLIED, "")
     idle.write_text("0\n")
     weight, outcome = actuator.apply([batch.decide(Knob.WEIGHT, "10"), batch.decide(Knob.IDLE, "0")])
-    assert (weight.status, weight.error, outcome.error) == (Status.APPLIED, "", "")
+    assert (weight.status, weight.error, outcome.error) == (OutcomeStatus.APPLIED, "", "")
     actuator.apply([batch.decide(Knob.IDLE, "1")])
-    assert Status.REFUSED not in statuses(originals.restore(files))
+    assert OutcomeStatus.REFUSED not in statuses(originals.restore(files))
     assert batch.texts() == before
 
 
 def test_a_weight_that_the_owner_sets_beside_leaving_idle_is_theirs(
-    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     actuator.apply([batch.decide(Knob.IDLE, "1")])
     batch.made.file("cpu", "cpu.idle").write_text("0\n")

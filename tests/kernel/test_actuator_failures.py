@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from agent.qrm.actuator import Actuator
-from agent.qrm.knobs import KnobFiles, Original, RawValue
-from agent.qrm.originals import Originals, boot_id, open_originals
-from api.decisions import Act, Status
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import ActMode, OutcomeStatus
 from api.knobs import Knob
-from tests.agent.qrm.trees import Tree
-from tests.kernel.knobbed import Knobbed, statuses
-from tests.kernel.support import cgroup, require_root
+from tests.agent.qrm.actuator.trees import Tree
+from tests.kernel.knob_cgroups import KnobCgroup, statuses
+from tests.kernel.real_cgroups import cgroup, require_root
 
 pytestmark = pytest.mark.kernel
 
@@ -27,41 +28,41 @@ CPU_KNOBS = (Knob.CPUSET, Knob.WEIGHT, Knob.QUOTA, Knob.IDLE)
 
 
 def test_an_original_that_the_kernel_no_longer_takes_stays_in_the_journal(
-    batch: Knobbed, originals: Originals, files: KnobFiles
+    batch: KnobCgroup, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     if batch.version == "v2":
         pytest.skip("version 2 has no value that it takes and shows as another")
     raw = RawValue(directory_id=batch.id, texts={"cpu.shares": "1\n"})
-    originals.record(Original(cgroup=batch.path, cgroup_id=batch.id, knob=Knob.WEIGHT, raw=raw))
+    originals.record(OriginalValue(cgroup=batch.path, cgroup_id=batch.id, knob=Knob.WEIGHT, raw=raw))
     (outcome,) = originals.restore(files)
-    assert (outcome.status, batch.texts()["cpu.shares"]) == (Status.MISMATCH, "2\n")
+    assert (outcome.status, batch.texts()["cpu.shares"]) == (OutcomeStatus.MISMATCH, "2\n")
     assert len(originals.entries()) == 1
 
 
 def test_a_vanished_cgroup_and_its_successor(
-    hierarchy: Hierarchy, actuator: Actuator, originals: Originals, files: KnobFiles
+    hierarchy: Hierarchy, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     with cgroup(hierarchy, "gone") as made:
-        old = Knobbed(made)
+        old = KnobCgroup(made)
         old_id = old.id
         assert statuses(actuator.apply([old.decide(Knob.WEIGHT, "10"), old.decide(Knob.CPUSET, "1")])) == [
-            Status.APPLIED,
-            Status.APPLIED,
+            OutcomeStatus.APPLIED,
+            OutcomeStatus.APPLIED,
         ]
     decisions = [old.decide(knob, "1", old_id) for knob in CPU_KNOBS]
-    assert statuses(actuator.apply(decisions)) == [Status.VANISHED] * 4
+    assert statuses(actuator.apply(decisions)) == [OutcomeStatus.VANISHED] * 4
     with cgroup(hierarchy, "gone") as made:
-        new = Knobbed(made)
+        new = KnobCgroup(made)
         assert (new.path, new.id != old_id) == (old.path, True)
         before = new.texts()
-        assert statuses(actuator.apply(decisions)) == [Status.VANISHED] * 4
-        assert statuses(originals.restore(files)) == [Status.VANISHED] * 2
+        assert statuses(actuator.apply(decisions)) == [OutcomeStatus.VANISHED] * 4
+        assert statuses(originals.restore(files)) == [OutcomeStatus.VANISHED] * 2
         assert originals.entries() == ()
         assert new.texts() == before
 
 
 def test_a_cpuset_group_made_anew_on_its_own_is_seen_and_keeps_its_values(
-    batch: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    batch: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     if batch.version == "v2":
         pytest.skip("version 2 has one directory for all controllers")
@@ -70,17 +71,17 @@ def test_a_cpuset_group_made_anew_on_its_own_is_seen_and_keeps_its_values(
     directory.rmdir()
     directory.mkdir()
     assert files.read(batch.path, batch.id, Knob.CPUSET) == ""
-    assert statuses(originals.restore(files)) == [Status.VANISHED]
+    assert statuses(originals.restore(files)) == [OutcomeStatus.VANISHED]
     assert batch.texts()["cpuset.cpus"] == "\n"
     assert originals.entries() == ()
 
 
-def test_a_cgroup_removed_under_an_open_descriptor_is_vanished(hierarchy: Hierarchy, files: KnobFiles) -> None:
+def test_a_cgroup_removed_under_an_open_descriptor_is_vanished(hierarchy: Hierarchy, files: KnobWriter) -> None:
     with cgroup(hierarchy, "open") as made:
         before = files.read_raw(made.path, made.id, Knob.QUOTA)
-        decision = Knobbed(made).decide(Knob.QUOTA, "5000")
-    (outcome,) = Actuator(files, None, Act.ON).apply([decision])
-    assert outcome.status is Status.VANISHED
+        decision = KnobCgroup(made).decide(Knob.QUOTA, "5000")
+    (outcome,) = Actuator(files, None, ActMode.ON).apply([decision])
+    assert outcome.status is OutcomeStatus.VANISHED
     assert isinstance(before, RawValue)
 
 
@@ -101,45 +102,45 @@ def _fill(path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_knobs_alone_and_still_lets_originals_back(
-    batch: Knobbed, files: KnobFiles, tmp_path: Path
+    batch: KnobCgroup, files: KnobWriter, tmp_path: Path
 ) -> None:
     with tmpfs(tmp_path / "state", "64k") as state:
-        originals = open_originals(state, boot_id())
-        actuator = Actuator(files, originals, Act.ON)
+        originals = open_originals(state, read_boot_id())
+        actuator = Actuator(files, originals, ActMode.ON)
         before = batch.texts()
-        assert statuses(actuator.apply([batch.decide(Knob.WEIGHT, "10")])) == [Status.APPLIED]
+        assert statuses(actuator.apply([batch.decide(Knob.WEIGHT, "10")])) == [OutcomeStatus.APPLIED]
         _fill(state)
         weighted = batch.texts()
         (idle,) = actuator.apply([batch.decide(Knob.IDLE, "1")])
-        assert idle.status is Status.REFUSED
+        assert idle.status is OutcomeStatus.REFUSED
         assert "No space left on device: make room in" in idle.error
         assert batch.texts() == weighted
         assert not (state / "originals.json.tmp").exists()
         # A knob whose original is on disk already may still move.
-        assert statuses(actuator.apply([batch.decide(Knob.WEIGHT, "20")])) == [Status.APPLIED]
+        assert statuses(actuator.apply([batch.decide(Knob.WEIGHT, "20")])) == [OutcomeStatus.APPLIED]
         originals.close()
-        again = open_originals(state, boot_id())
-        assert statuses(again.restore(files)) == [Status.APPLIED]
+        again = open_originals(state, read_boot_id())
+        assert statuses(again.restore(files)) == [OutcomeStatus.APPLIED]
         assert again.entries() == ()
         assert batch.texts() == before
         again.close()
 
 
 def test_a_read_only_disk_leaves_the_knobs_alone_and_keeps_what_it_knows(
-    batch: Knobbed, files: KnobFiles, tmp_path: Path
+    batch: KnobCgroup, files: KnobWriter, tmp_path: Path
 ) -> None:
     with tmpfs(tmp_path / "state", "64k") as state:
-        originals = open_originals(state, boot_id())
+        originals = open_originals(state, read_boot_id())
         before = batch.texts()
-        Actuator(files, originals, Act.ON).apply([batch.decide(Knob.WEIGHT, "10")])
+        Actuator(files, originals, ActMode.ON).apply([batch.decide(Knob.WEIGHT, "10")])
         originals.close()
         subprocess.run(["mount", "-o", "remount,ro", state], check=True)
-        again = open_originals(state, boot_id())
+        again = open_originals(state, read_boot_id())
         assert "Read-only file system" in again.messages[0]
-        (idle,) = Actuator(files, again, Act.ON).apply([batch.decide(Knob.IDLE, "1")])
-        assert idle.status is Status.REFUSED
+        (idle,) = Actuator(files, again, ActMode.ON).apply([batch.decide(Knob.IDLE, "1")])
+        assert idle.status is OutcomeStatus.REFUSED
         assert "Read-only file system" in idle.error
-        assert statuses(again.restore(files)) == [Status.APPLIED]
+        assert statuses(again.restore(files)) == [OutcomeStatus.APPLIED]
         assert batch.texts() == before
         # It was put back, but forgetting it could not be written down: it will be looked at once more.
         assert len(again.entries()) == 1
@@ -154,14 +155,14 @@ def test_a_kernel_that_shows_another_value_is_a_mismatch(tmp_path: Path) -> None
     tree.make("/batch")
     odd = Path(f"/proc/{os.getpid()}/coredump_filter")
     old = odd.read_text()
-    files, originals = KnobFiles(tree.hierarchy), open_originals(tmp_path / "state", boot_id())
+    files, originals = KnobWriter(tree.hierarchy), open_originals(tmp_path / "state", read_boot_id())
     subprocess.run(["mount", "--bind", odd, tree.file("/batch", "cpu.weight")], check=True)
     try:
-        (outcome,) = Actuator(files, originals, Act.ON).apply([tree.decision("/batch", Knob.WEIGHT, "16")])
+        (outcome,) = Actuator(files, originals, ActMode.ON).apply([tree.decision("/batch", Knob.WEIGHT, "16")])
     finally:
         subprocess.run(["umount", tree.file("/batch", "cpu.weight")], check=True)
         odd.write_text(f"0x{old}")
-    assert (outcome.status, outcome.after) == (Status.MISMATCH, "10")
+    assert (outcome.status, outcome.after) == (OutcomeStatus.MISMATCH, "10")
     assert "another value than the one written" in outcome.error
     assert len(originals.entries()) == 1
     files.close()
@@ -180,18 +181,18 @@ def refuse_without_privileges(hierarchy: Hierarchy, state: Path, path: str, cgro
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-    files = KnobFiles(hierarchy)
+    files = KnobWriter(hierarchy)
     assert files.read(path, cgroup_id, Knob.WEIGHT) == "33"
-    obstacle = files.obstacle()
+    obstacle = files.write_obstacle()
     assert obstacle is not None
     assert obstacle.remedy.startswith("run the agent as root, or delegate")
     decision = Tree.decision(None, path, Knob.WEIGHT, "10", cgroup_id)  # type: ignore[arg-type]
-    (outcome,) = Actuator(files, open_originals(state, boot_id()), Act.ON).apply([decision])
-    assert outcome.status is Status.REFUSED, outcome
+    (outcome,) = Actuator(files, open_originals(state, read_boot_id()), ActMode.ON).apply([decision])
+    assert outcome.status is OutcomeStatus.REFUSED, outcome
     assert "Permission denied: run the agent as root" in outcome.error
 
 
-def test_without_root_values_are_read_and_nothing_is_written(batch: Knobbed, tmp_path: Path) -> None:
+def test_without_root_values_are_read_and_nothing_is_written(batch: KnobCgroup, tmp_path: Path) -> None:
     # Outside tmp_path, which only root may enter.
     state = Path(f"/tmp/dioptase-test-{os.getpid()}-nobody")
     state.mkdir()

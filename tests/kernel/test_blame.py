@@ -12,11 +12,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from api.facts import Blame
-from cli.probes.screen import cgroup_paths
+from api.measurements import Blame
+from cli.probe.commands import cgroup_paths
 from probes.btf import Btf, BtfError
-from probes.runqlat import RunqLat
-from tests.kernel.blaming import (
+from probes.runqlat import RunqLatencyProbe
+from tests.kernel.blame_window import (
     FORMS,
     MS,
     SHARES,
@@ -34,8 +34,8 @@ from tests.kernel.blaming import (
     watch,
     weigh,
 )
-from tests.kernel.probing import LAST_CPU, Schedstat, eventually, probe
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.open_probes import LAST_CPU, Schedstat, eventually, probe
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.kernel.test_runqlat import Hog
 
 pytestmark = pytest.mark.kernel
@@ -67,10 +67,10 @@ while True: os.readv(random, [page] * 1000)
 
 
 @pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[RunqLat]:
+def source(request: pytest.FixtureRequest) -> Iterator[RunqLatencyProbe]:
     with probe(request.param) as opened:
         assert opened.form == request.param
-        assert opened.blaming, [str(refusal) for refusal in opened.refused]
+        assert opened.has_blame, [str(refusal) for refusal in opened.refused]
         yield opened
 
 
@@ -89,7 +89,7 @@ def play(first: TestCgroup, second: TestCgroup) -> None:
 
 
 @pytest.mark.parametrize("shares", [(1, 2), (1, 2, 4)], ids=["two", "three"])
-def test_each_neighbour_is_to_blame_for_what_it_ran(source: RunqLat, shares: tuple[int, ...]) -> None:
+def test_each_neighbour_is_to_blame_for_what_it_ran(source: RunqLatencyProbe, shares: tuple[int, ...]) -> None:
     """Within 5 % of what the kernel says that each burner ran. Together they ran all that the victim waited, but for what
     the rest of the machine took of this CPU meanwhile."""
     with several("victim", *(f"burner{k}" for k in range(len(shares)))) as (victim, *burners):
@@ -111,7 +111,7 @@ def test_each_neighbour_is_to_blame_for_what_it_ran(source: RunqLat, shares: tup
     assert [seen.ran(burner) for burner in burners] == sorted(seen.ran(burner) for burner in burners)
 
 
-def test_parts_add_up_to_the_waits_to_the_nanosecond(source: RunqLat) -> None:
+def test_parts_add_up_to_the_waits_to_the_nanosecond(source: RunqLatencyProbe) -> None:
     """Of cgroups whose tasks have ended: nothing is counted between the two reads."""
     with several("one", "two", "quota") as groups:
         limit(groups[2])
@@ -128,7 +128,7 @@ def test_parts_add_up_to_the_waits_to_the_nanosecond(source: RunqLat) -> None:
         assert parts(shot.blames[group.path]) == shot.waits[group.path].sum_ns > 20 * MS
 
 
-def test_waits_of_a_quota_are_nobody_elses_doing(source: RunqLat) -> None:
+def test_waits_of_a_quota_are_nobody_elses_doing(source: RunqLatencyProbe) -> None:
     """20 ms of each 100 ms for one that wants it all. The kernel says how long it was throttled; what it waited besides is
     what it had to wait for others while its quota lasted."""
     with several("quota") as (alone,):
@@ -159,7 +159,7 @@ def test_what_a_quota_did_before_the_probe_was_opened_is_no_part_of_any_wait(for
     assert parts(blame) > 5 * MS
 
 
-def test_a_neighbour_is_not_to_blame_for_what_it_ran_while_the_quota_was_used_up(source: RunqLat) -> None:
+def test_a_neighbour_is_not_to_blame_for_what_it_ran_while_the_quota_was_used_up(source: RunqLatencyProbe) -> None:
     """The neighbour has the CPU most of the time, and most of that time does not matter to the victim."""
     with several("quota", "neighbour") as (victim, neighbour):
         limit(victim)
@@ -178,7 +178,7 @@ def test_a_neighbour_is_not_to_blame_for_what_it_ran_while_the_quota_was_used_up
     assert seen.blame(neighbour).throttled_ns == 0
 
 
-def test_several_tasks_of_one_quota_are_throttled_each_by_itself(source: RunqLat) -> None:
+def test_several_tasks_of_one_quota_are_throttled_each_by_itself(source: RunqLatencyProbe) -> None:
     """Three of them on one CPU: at any time each runs, waits for the others, or is throttled with them."""
     with several("quota") as (group,):
         limit(group)
@@ -191,7 +191,7 @@ def test_several_tasks_of_one_quota_are_throttled_each_by_itself(source: RunqLat
     assert blame.by_cgroup[group.path] == pytest.approx(2 * seen.ran(group), rel=0.12)
 
 
-def test_a_task_that_the_quota_of_its_group_does_not_stop_waits_for_whoever_runs(source: RunqLat) -> None:
+def test_a_task_that_the_quota_of_its_group_does_not_stop_waits_for_whoever_runs(source: RunqLatencyProbe) -> None:
     """One task is throttled and the other one, in the kernel, is not: it waits exactly while the neighbour runs."""
     try:
         Btf.read().field("task_struct", "throttled")
@@ -208,7 +208,7 @@ def test_a_task_that_the_quota_of_its_group_does_not_stop_waits_for_whoever_runs
     assert blame.by_cgroup[neighbour.path] > 0.8 * seen.ran(neighbour)
 
 
-def test_groups_below_a_quota_are_held_back_by_it_and_not_by_each_other(source: RunqLat) -> None:
+def test_groups_below_a_quota_are_held_back_by_it_and_not_by_each_other(source: RunqLatencyProbe) -> None:
     """Leaves are told apart, and time throttled by the quota of the group above is not blamed on the sibling that used it."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "parent") as parent, ExitStack() as stack:
@@ -234,7 +234,7 @@ def test_groups_below_a_quota_are_held_back_by_it_and_not_by_each_other(source: 
         assert parts(blame) == pytest.approx(seen.elapsed - seen.ran(victim), rel=0.05)
 
 
-def test_real_time_tasks_are_told_from_neighbours(source: RunqLat) -> None:
+def test_real_time_tasks_are_told_from_neighbours(source: RunqLatencyProbe) -> None:
     with several("victim", "neighbour") as (victim, neighbour):
         pin(victim)
         pin(neighbour)
@@ -256,7 +256,7 @@ def test_real_time_tasks_are_told_from_neighbours(source: RunqLat) -> None:
         assert "/" not in blame.by_cgroup or blame.by_cgroup["/"] < 0.5 * ran
 
 
-def test_tasks_of_one_cgroup_wait_for_each_other(source: RunqLat) -> None:
+def test_tasks_of_one_cgroup_wait_for_each_other(source: RunqLatencyProbe) -> None:
     with several("crowd") as (crowd,):
         for _ in range(3):
             pin(crowd)
@@ -265,7 +265,7 @@ def test_tasks_of_one_cgroup_wait_for_each_other(source: RunqLat) -> None:
     assert blame.by_cgroup[crowd.path] == pytest.approx(2 * seen.ran(crowd), rel=0.08)
 
 
-def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLat) -> None:
+def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLatencyProbe) -> None:
     """Two cgroups pass a byte back and forth, tens of thousands of changes of hands while the victim waits once: more than
     the CPU remembers one by one."""
     with several("victim", "ping", "pong") as (victim, ping, pong):
@@ -278,7 +278,9 @@ def test_neighbours_that_swap_the_cpu_all_the_time_do_not_hide(source: RunqLat) 
         assert blame.by_cgroup[player.path] == pytest.approx(seen.ran(player), rel=0.08)
 
 
-def test_a_task_that_is_moved_while_it_waits_leaves_that_part_to_the_cpu_that_it_waited_on(source: RunqLat) -> None:
+def test_a_task_that_is_moved_while_it_waits_leaves_that_part_to_the_cpu_that_it_waited_on(
+    source: RunqLatencyProbe,
+) -> None:
     """A real-time task holds the CPU for 40 ms; after 10 of them the waiting one is sent to another CPU."""
     others, times = os.sched_getaffinity(0) - {LAST_CPU}, 10
     if not others:
@@ -299,7 +301,7 @@ def test_a_task_that_is_moved_while_it_waits_leaves_that_part_to_the_cpu_that_it
     assert parts(blame) == pytest.approx(seen.waited(group), abs=MS)
 
 
-def test_on_all_cpus_little_is_left_without_a_name(source: RunqLat) -> None:
+def test_on_all_cpus_little_is_left_without_a_name(source: RunqLatencyProbe) -> None:
     """Six burners of three cgroups on all CPUs, so that the scheduler moves them: what it cannot tell stays small."""
     with several(*"abc") as groups:
         for group in groups:
@@ -318,7 +320,7 @@ def test_on_all_cpus_little_is_left_without_a_name(source: RunqLat) -> None:
         )
 
 
-def test_culprits_that_come_and_go_leave_every_number_growing(source: RunqLat) -> None:
+def test_culprits_that_come_and_go_leave_every_number_growing(source: RunqLatencyProbe) -> None:
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "victim") as victim, cgroup(hierarchy, "steady") as steady:
         pin(victim)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.probing import LAST_CPU, PINNED, probe
-from tests.kernel.support import cgroup, require_root, require_writable_cgroups
+from tests.kernel.open_probes import LAST_CPU, PINNED, probe
+from tests.kernel.real_cgroups import cgroup, require_root, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 

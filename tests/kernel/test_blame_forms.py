@@ -7,32 +7,21 @@ import time
 import msgspec
 import pytest
 
-from api.facts import Blame
-from api.ports import Unavailable
-from probes.blame import beside, open_blame
-from probes.groups import ROOT_ID
+from api.interfaces import Unavailable
+from api.measurements import Blame
+from probes.blame import open_blame, shared_blame
+from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import Form, Job, load
-from probes.maps import cpu_numbers, possible_cpus
-from probes.runqlat import RunqLat, job, open_waits
-from tests.kernel.blaming import (
-    FORMS,
-    MS,
-    NOTHING,
-    limit,
-    live,
-    parts,
-    pin,
-    several,
-    shoot,
-    watch,
-)
-from tests.kernel.probing import probe
+from probes.maps import cpu_id_limit, possible_cpus
+from probes.runqlat import RunqLatencyProbe, job, open_runqlat
+from tests.kernel.blame_window import FORMS, MS, NOTHING, limit, live, parts, pin, several, shoot, watch
+from tests.kernel.open_probes import probe
 
 pytestmark = pytest.mark.kernel
 
 
 def _with(form: str, **constants: int) -> Job:
-    made = job((form,), cpu_numbers(), blame=True)
+    made = job((form,), cpu_id_limit(), blame=True)
     return msgspec.structs.replace(made, forms=made.forms[:1], constants={**made.constants, **constants})
 
 
@@ -41,7 +30,7 @@ def test_a_full_table_of_pairs_says_so_and_the_parts_still_add_up() -> None:
     with probe(*FORMS) as example:
         form = example.form
     with several(*"abcde") as groups, load(_with(form, PAIR_BITS=2)) as loaded:
-        source = RunqLat(loaded)
+        source = RunqLatencyProbe(loaded)
         for group in groups:
             pin(group)
         time.sleep(1.5)
@@ -50,7 +39,7 @@ def test_a_full_table_of_pairs_says_so_and_the_parts_still_add_up() -> None:
             group.processes[0].wait()
         time.sleep(0.2)  # who was waited for may still have a last turn, between two maps that are read
         shot = shoot(source, groups)
-        problem = beside(source).problem()
+        problem = shared_blame(source).problem()
         assert problem is not None
         assert "parts of waits found no place" in problem.reason
         source.close()
@@ -74,7 +63,7 @@ def test_kernels_without_clocks_of_throttling_end_it_when_the_first_task_is_back
     whole = _with(form)
     older = msgspec.structs.replace(whole, forms=[_older(whole.forms[0])])
     with several("quota", "neighbour") as (victim, neighbour), load(older) as loaded:
-        source = RunqLat(loaded)
+        source = RunqLatencyProbe(loaded)
         limit(victim)
         pin(victim)
         pin(neighbour)
@@ -88,9 +77,9 @@ def test_kernels_without_clocks_of_throttling_end_it_when_the_first_task_is_back
 
 def test_a_form_that_cannot_know_blames_nobody() -> None:
     with probe("classic") as source:
-        assert not source.blaming
+        assert not source.has_blame
         with pytest.raises(Unavailable, match="does not tell who had the CPU") as caught:
-            beside(source)
+            shared_blame(source)
         assert "tp_btf" in caught.value.remedy
         with pytest.raises(Unavailable, match="does not tell who had the CPU"):
             source.blames({})
@@ -99,26 +88,26 @@ def test_a_form_that_cannot_know_blames_nobody() -> None:
 def test_latency_can_be_had_without_blame() -> None:
     with probe("tp_btf", "raw_tp") as example:
         form = example.form
-    source = open_waits(forms=(form,), blame=False)
+    source = open_runqlat(forms=(form,), blame=False)
     try:
-        assert not source.blaming
+        assert not source.has_blame
     finally:
         source.close()
 
 
 def test_the_probe_gives_blame_to_cgroups_and_leaves_closing_to_the_waits() -> None:
     with several("quiet") as (quiet,), probe(*FORMS) as source:
-        found = beside(source)
+        found = shared_blame(source)
         assert (found.name, found.form) == ("blame", source.form)
         seen = found.read(live(quiet))
         assert seen.cgroups[quiet.id] == {"blame": NOTHING}
-        assert isinstance(seen.cgroups[ROOT_ID]["blame"], Blame)
+        assert isinstance(seen.cgroups[ROOT_CGROUP_ID]["blame"], Blame)
         assert found.problem() is None
         found.close()
         with pytest.raises(Unavailable, match="the probe blame is closed"):
             found.read(live(quiet))
         assert source.read(live(quiet)), "the waits go on"
-        found = beside(source)
+        found = shared_blame(source)
         source.close()
         with pytest.raises(Unavailable, match="the probe runqlat is closed"):
             found.read(live(quiet))
@@ -129,10 +118,10 @@ def test_alone_it_has_a_program_of_its_own_and_closes_it() -> None:
         pass
     found = open_blame()
     assert found.form in FORMS
-    assert ROOT_ID in found.read({ROOT_ID: "/"}).cgroups
+    assert ROOT_CGROUP_ID in found.read({ROOT_CGROUP_ID: "/"}).cgroups
     found.close()
     found.close()
     with pytest.raises(Unavailable, match="is closed"):
-        found.read({ROOT_ID: "/"})
+        found.read({ROOT_CGROUP_ID: "/"})
     with pytest.raises(Unavailable, match="does not tell who had the CPU"):
         open_blame(forms=("classic",))

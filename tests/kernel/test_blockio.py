@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from api.facts import BlockIo, Durations
-from api.histograms import SLOTS
+from api.histogram import SLOT_COUNT
+from api.measurements import BlockIo, Durations
 from probes.blockio import FORMS, BlockIoProbe, decode, open_blockio
-from probes.groups import ROOT_ID
-from tests.kernel.probing import opened, started_in
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from probes.cgroup_table import ROOT_CGROUP_ID
+from tests.kernel.open_probes import opened, started_in
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
 BLOCK = 64 << 10
 NONE = BlockIo(
-    reads=Durations(sum_ns=0, count=0, slots=(0,) * SLOTS),
-    writes=Durations(sum_ns=0, count=0, slots=(0,) * SLOTS),
+    reads=Durations(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT),
+    writes=Durations(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT),
     read_bytes=0,
     write_bytes=0,
 )
@@ -180,7 +180,7 @@ def test_what_is_written_back_later_is_the_roots_on_version_1(
         pytest.skip("the cpu controller is on version 2, where the kernel charges the writer")
     size = 8 << 20
     file, device = disk_file(tmp_path, size)
-    before = seen(source, ROOT_ID, device).write_bytes
+    before = seen(source, ROOT_CGROUP_ID, device).write_bytes
     writer = started_in(group, BUFFERED, str(file), str(size))
     assert writer.stdout is not None
     with writer.stdout:
@@ -188,24 +188,24 @@ def test_what_is_written_back_later_is_the_roots_on_version_1(
     assert writer.wait() == 0
     os.sync()
     assert seen(source, group.id, device).write_bytes == 0
-    assert seen(source, ROOT_ID, device).write_bytes - before >= size
+    assert seen(source, ROOT_CGROUP_ID, device).write_bytes - before >= size
 
 
 def test_cgroups_that_are_gone_are_forgotten(source: BlockIoProbe, group: TestCgroup, loop: Path) -> None:
     direct(group, loop, "read", 3)
-    live = {ROOT_ID: "/", group.id: group.path}
+    live = {ROOT_CGROUP_ID: "/", group.id: group.path}
     for _ in range(3):
         assert group.id in source.read(dict(live)).cgroups
     for _ in range(3):
-        source.read({ROOT_ID: "/"}, complete=False)
+        source.read({ROOT_CGROUP_ID: "/"}, complete=False)
     assert group.id in source.read(dict(live)).cgroups, "an incomplete listing forgets nobody"
-    assert group.id in source.read({ROOT_ID: "/"}).cgroups
-    source.read({ROOT_ID: "/"})
-    assert group.id not in source.read({ROOT_ID: "/"}).cgroups
+    assert group.id in source.read({ROOT_CGROUP_ID: "/"}).cgroups
+    source.read({ROOT_CGROUP_ID: "/"})
+    assert group.id not in source.read({ROOT_CGROUP_ID: "/"}).cgroups
 
 
 def test_a_row_is_reads_and_then_writes() -> None:
-    reads, writes = [10, 4096, 1, *[0] * (SLOTS - 1)], [30, 512, 0, 2, *[0] * (SLOTS - 2)]
+    reads, writes = [10, 4096, 1, *[0] * (SLOT_COUNT - 1)], [30, 512, 0, 2, *[0] * (SLOT_COUNT - 2)]
     found = decode([*reads, *writes])
     assert (found.reads.sum_ns, found.reads.count, found.read_bytes) == (10, 1, 4096)
     assert (found.writes.sum_ns, found.writes.count, found.write_bytes) == (30, 2, 512)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.sense.cgroups import CgroupReader
-from api.facts import UNLIMITED
-from api.samples import CgroupSample
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from api.measurements import UNLIMITED
+from api.snapshot import CgroupSample
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 S, MIB, PAGE = 1_000_000_000, 1 << 20, os.sysconf("SC_PAGE_SIZE")

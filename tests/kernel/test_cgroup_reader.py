@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from agent.sense.cgroups import CgroupReader
-from tests.agent.sense import trees
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from tests.agent.sensors import kernel_trees
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 BURN = """
@@ -122,12 +122,12 @@ def test_a_group_that_goes_while_another_comes_is_seen_at_once(reader: CgroupRea
 
 def test_descriptors_of_groups_that_are_gone_are_given_back(reader: CgroupReader) -> None:
     reader.read()
-    before = trees.open_files()
+    before = kernel_trees.open_files()
     with cgroup(require_writable_cgroups(), "fds"):
         reader.read()
-        assert trees.open_files() > before
+        assert kernel_trees.open_files() > before
     reader.read()
-    assert trees.open_files() == before
+    assert kernel_trees.open_files() == before
 
 
 def test_names_that_are_not_utf8_are_read(reader: CgroupReader) -> None:

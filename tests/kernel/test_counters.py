@@ -17,24 +17,24 @@ from pathlib import Path
 
 import pytest
 
-from api.facts import CpuCounters
-from api.ports import Seen, Unavailable
+from api.interfaces import ProbeReading, Unavailable
+from api.measurements import CpuCounters
 from probes import bpf
-from probes.counters import EVENTS, FORMS, OPTIONAL, Counters, countable, online_cpus, open_counters
-from probes.perf_event import SOFTWARE, Event, count, open_on_cpu
+from probes.counters import EVENTS, FORMS, OPTIONAL_EVENT, CountersProbe, countable_events, online_cpus, open_counters
+from probes.perf_event import SOFTWARE, PerfEvent, open_on_cpu, read_count
 from probes.registry import BY_NAME
 from probes.remedies import REMEDIES
-from tests.kernel.probing import LAST_CPU, PINNED, eventually, having, opened, started_in
-from tests.kernel.support import TestCgroup, cgroup, require_root, require_writable_cgroups
+from tests.kernel.open_probes import LAST_CPU, PINNED, eventually, having, opened, started_in
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_root, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
 MS = 1_000_000
-CLOCKS = {"cycles": Event(SOFTWARE, 0), "instructions": Event(SOFTWARE, 1), "misses": Event(SOFTWARE, 2)}
+CLOCKS = {"cycles": PerfEvent(SOFTWARE, 0), "instructions": PerfEvent(SOFTWARE, 1), "misses": PerfEvent(SOFTWARE, 2)}
 """PERF_COUNT_SW_CPU_CLOCK, _TASK_CLOCK (both in nanoseconds) and _PAGE_FAULTS."""
 TRY = """
 import json
-from api.ports import Unavailable
+from api.interfaces import Unavailable
 from tests.kernel.test_counters import CLOCKS
 from probes.counters import open_counters
 try:
@@ -55,19 +55,19 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 
 
 @pytest.fixture(params=FORMS)
-def probe(request: pytest.FixtureRequest) -> Iterator[Counters]:
+def probe(request: pytest.FixtureRequest) -> Iterator[CountersProbe]:
     with opened(partial(open_counters, events=CLOCKS), request.param) as source:
         assert source.form == request.param
         yield source
 
 
-def counters_of(seen: Seen, group: TestCgroup) -> CpuCounters:
+def counters_of(seen: ProbeReading, group: TestCgroup) -> CpuCounters:
     found = seen.cgroups[group.id]["counters"]
     assert isinstance(found, CpuCounters)
     return found
 
 
-def by_cpu(seen: Seen) -> dict[int, CpuCounters]:
+def by_cpu(seen: ProbeReading) -> dict[int, CpuCounters]:
     found = seen.node["cpu_counters"]
     assert isinstance(found, dict)
     return found
@@ -101,7 +101,7 @@ def end_turns() -> None:
     os.sched_setaffinity(0, allowed)
 
 
-def test_clocks_are_the_cpu_time_of_each_cgroup(probe: Counters) -> None:
+def test_clocks_are_the_cpu_time_of_each_cgroup(probe: CountersProbe) -> None:
     """One has a CPU for itself or nearly so, the other shares one with two of its own and uses less in between."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "one") as one, cgroup(hierarchy, "two") as two, cgroup(hierarchy, "none") as none:
@@ -125,7 +125,7 @@ def test_clocks_are_the_cpu_time_of_each_cgroup(probe: Counters) -> None:
     assert probe.problem() is None
 
 
-def test_events_go_to_the_cgroup_whose_task_made_them(probe: Counters) -> None:
+def test_events_go_to_the_cgroup_whose_task_made_them(probe: CountersProbe) -> None:
     """A fault for each of 16,384 pages, and those of starting Python; a neighbour that only computes has no part in them."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "touching") as touching, cgroup(hierarchy, "computing") as computing:
@@ -145,7 +145,7 @@ def test_events_go_to_the_cgroup_whose_task_made_them(probe: Counters) -> None:
     assert after - before < 100
 
 
-def test_idle_time_is_nobodys(probe: Counters) -> None:
+def test_idle_time_is_nobodys(probe: CountersProbe) -> None:
     """What all cgroups have together, and the idle time of /proc/stat, are the time that there was."""
 
     def look() -> tuple[int, int, int, int]:
@@ -166,7 +166,7 @@ def test_idle_time_is_nobodys(probe: Counters) -> None:
     assert used + idle == pytest.approx(everything, rel=0.1)
 
 
-def test_counts_only_grow(probe: Counters) -> None:
+def test_counts_only_grow(probe: CountersProbe) -> None:
     with cgroup(require_writable_cgroups(), "growing") as group:
         live = {group.id: group.path}
         group.burn(2)
@@ -181,7 +181,7 @@ def test_counts_only_grow(probe: Counters) -> None:
     assert of_group[-1].cycles > of_group[0].cycles
 
 
-def test_a_cpu_without_events_is_told_of_and_not_guessed(probe: Counters) -> None:
+def test_a_cpu_without_events_is_told_of_and_not_guessed(probe: CountersProbe) -> None:
     with cgroup(require_writable_cgroups(), "blind") as group:
         live = {group.id: group.path}
         probe.read(live)
@@ -195,7 +195,7 @@ def test_a_cpu_without_events_is_told_of_and_not_guessed(probe: Counters) -> Non
     assert problem.reason.endswith(f"turns on CPUs whose counters could not be read were not counted: {LAST_CPU}")
 
 
-def test_it_holds_no_descriptor_of_an_event(probe: Counters) -> None:
+def test_it_holds_no_descriptor_of_an_event(probe: CountersProbe) -> None:
     here = Path("/proc/self/fd")
     assert {str((here / str(fd)).readlink()) for fd in probe._loaded.descriptors} >= {"anon_inode:bpf-map"}
     held = {str(entry.readlink()) for entry in here.iterdir() if entry.is_symlink()}
@@ -206,7 +206,7 @@ def test_it_holds_no_descriptor_of_an_event(probe: Counters) -> None:
 def test_without_hardware_counters_it_says_so() -> None:
     require_root()
     with suppress(Unavailable):
-        countable(EVENTS, online_cpus()[0])
+        countable_events(EVENTS, online_cpus()[0])
         pytest.skip("this machine has hardware counters")
     with pytest.raises(Unavailable, match=r"^this machine has no hardware counters: ") as refused:
         open_counters()
@@ -227,26 +227,26 @@ def test_a_loop_of_python_takes_a_plausible_number_of_cycles_an_instruction() ->
 
 def test_the_third_counter_is_left_out_where_there_is_none() -> None:
     require_root()
-    nonsense = Event(SOFTWARE, 1 << 20)
-    assert OPTIONAL not in countable({**CLOCKS, OPTIONAL: nonsense}, online_cpus()[0])
+    nonsense = PerfEvent(SOFTWARE, 1 << 20)
+    assert OPTIONAL_EVENT not in countable_events({**CLOCKS, OPTIONAL_EVENT: nonsense}, online_cpus()[0])
     with pytest.raises(Unavailable, match="this machine has no hardware counters"):
-        countable({**CLOCKS, "cycles": nonsense}, online_cpus()[0])
-    with opened(partial(open_counters, events={**CLOCKS, OPTIONAL: nonsense})) as source:
+        countable_events({**CLOCKS, "cycles": nonsense}, online_cpus()[0])
+    with opened(partial(open_counters, events={**CLOCKS, OPTIONAL_EVENT: nonsense})) as source:
         assert eventually(lambda: {of.misses for of in by_cpu(source.read({})).values()} == {None})
 
 
 def test_a_counter_that_stands_still_is_no_counter() -> None:
     """As on virtual machines whose hypervisor shows counters and does not count: emulation faults never happen on x86."""
     require_root()
-    stuck = Event(SOFTWARE, 8)
+    stuck = PerfEvent(SOFTWARE, 8)
     fd = open_on_cpu(stuck, online_cpus()[0])
     try:
-        if count(fd):
+        if read_count(fd):
             pytest.skip("this machine emulates instructions")
     finally:
         os.close(fd)
     with pytest.raises(Unavailable, match="the counter of instructions stands still on CPU 0"):
-        countable({**CLOCKS, "instructions": stuck}, 0)
+        countable_events({**CLOCKS, "instructions": stuck}, 0)
 
 
 def test_it_needs_what_its_row_of_the_registry_says() -> None:
@@ -261,7 +261,7 @@ def test_it_needs_what_its_row_of_the_registry_says() -> None:
         assert remedy == REMEDIES["permission"]
 
 
-def test_a_closed_probe_says_so(probe: Counters) -> None:
+def test_a_closed_probe_says_so(probe: CountersProbe) -> None:
     probe.close()
     probe.close()
     with pytest.raises(Unavailable, match="is closed"):

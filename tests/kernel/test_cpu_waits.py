@@ -8,21 +8,21 @@ from collections.abc import Mapping
 
 import pytest
 
-from api.facts import Wait
-from probes.blame import Blames
+from api.measurements import RunqLatency
+from probes.blame import BlameProbe
 from probes.loader import load
-from probes.runqlat import RunqLat, job
-from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, probe
-from tests.kernel.support import cgroup, require_writable_cgroups
+from probes.runqlat import RunqLatencyProbe, job
+from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, probe
+from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
 MS = 1_000_000
 
 
-def growth(before: Mapping[int, Wait], after: Mapping[int, Wait]) -> dict[int, tuple[int, int]]:
+def growth(before: Mapping[int, RunqLatency], after: Mapping[int, RunqLatency]) -> dict[int, tuple[int, int]]:
     """Nanoseconds and times, by CPU or cgroup."""
-    nothing = Wait(sum_ns=0, count=0)
+    nothing = RunqLatency(sum_ns=0, count=0)
     return {
         key: (wait.sum_ns - before.get(key, nothing).sum_ns, wait.count - before.get(key, nothing).count)
         for key, wait in after.items()
@@ -54,7 +54,7 @@ def test_cpus_have_their_own_numbers_where_some_are_left_out(monkeypatch: pytest
         pass
     monkeypatch.setattr("probes.runqlat.possible_cpu_ids", lambda: (LAST_CPU, 7))
     with load(job(("tp_btf",), 8, blame=True)) as loaded:
-        waits = RunqLat(loaded)
+        waits = RunqLatencyProbe(loaded)
         time.sleep(0.3)
         by_cpu = waits.by_cpu()
         waits.close()
@@ -65,7 +65,7 @@ def test_cpus_have_their_own_numbers_where_some_are_left_out(monkeypatch: pytest
 
 def test_the_blame_probe_gives_them_and_those_without_blame_give_none() -> None:
     with probe("tp_btf") as waits:
-        seen = Blames(waits, owned=False).read({1: "/"})
+        seen = BlameProbe(waits, owned=False).read({1: "/"})
         by_cpu = seen.node["cpu_waits"]
         assert isinstance(by_cpu, dict)
         assert set(range(LAST_CPU + 1)) <= by_cpu.keys(), "also those for which nobody has waited"

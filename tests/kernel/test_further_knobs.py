@@ -12,19 +12,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent.hierarchy import Hierarchy
-from agent.qrm.actuator import Actuator
-from agent.qrm.io import NodeSetting
-from agent.qrm.knobs import KnobFiles, Original
-from agent.qrm.node_files import NodeFiles
-from agent.qrm.notation import PAGE_BYTES
-from agent.qrm.once import UNDER_WAY
-from agent.qrm.originals import Originals, boot_id, open_originals
-from api.decisions import Outcome, Status
-from api.knobs import Knob, Verdict
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.disk_settings import DiskSettings
+from agent.qrm.actuator.one_shot import IN_PROGRESS
+from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.writer import KnobWriter, OriginalValue
+from agent.qrm.knobs.io import SysfsSetting
+from agent.qrm.knobs.notation import PAGE_BYTES
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import Outcome, OutcomeStatus
+from api.knobs import Knob, Reason
 from cli.reset import reset
-from tests.kernel.knobbed import Knobbed, nested, statuses
-from tests.kernel.support import cgroup
+from tests.kernel.knob_cgroups import KnobCgroup, nested, statuses
+from tests.kernel.real_cgroups import cgroup
 
 pytestmark = pytest.mark.kernel
 
@@ -43,10 +44,10 @@ time.sleep(600)
 
 
 @pytest.fixture
-def group(hierarchy: Hierarchy) -> Iterator[Knobbed]:
+def group(hierarchy: Hierarchy) -> Iterator[KnobCgroup]:
     """A cgroup with the kernel's own values."""
     with cgroup(hierarchy, "further") as made:
-        yield Knobbed(made)
+        yield KnobCgroup(made)
 
 
 @pytest.fixture
@@ -69,12 +70,12 @@ def disk() -> str:
     return found[0].read_text().strip()
 
 
-def requires(files: KnobFiles, group: Knobbed, knob: Knob) -> None:
+def requires(files: KnobWriter, group: KnobCgroup, knob: Knob) -> None:
     if not files.available(knob, group.path):
         pytest.skip(f"this kernel has no {knob.value} here")
 
 
-def raw(files: KnobFiles, group: Knobbed, knob: Knob) -> dict[str, str]:
+def raw(files: KnobWriter, group: KnobCgroup, knob: Knob) -> dict[str, str]:
     """What the files hold, read by other means than the agent's."""
     place = files._place(knob, group.path)
     return {file: group.made.file(place.controller, file).read_text() for file in place.files}
@@ -94,22 +95,28 @@ def raw(files: KnobFiles, group: Knobbed, knob: Knob) -> dict[str, str]:
     ],
 )
 def test_it_is_written_read_back_and_put_back(
-    group: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles, knob: Knob, first: str, then: str
+    group: KnobCgroup,
+    actuator: Actuator,
+    originals: OriginalsJournal,
+    files: KnobWriter,
+    knob: Knob,
+    first: str,
+    then: str,
 ) -> None:
     requires(files, group, knob)
     then = then.format(disk=disk()) if "{" in then else then
     before = raw(files, group, knob)
     (outcome,) = actuator.apply([group.decide(knob, then)])
-    assert (outcome.status, outcome.before, outcome.after) == (Status.APPLIED, first, then)
+    assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, first, then)
     assert raw(files, group, knob) != before
     (outcome,) = actuator.apply([group.decide(knob, then)])
-    assert outcome.status is Status.UNCHANGED
-    assert statuses(originals.restore(files)) == [Status.APPLIED]
+    assert outcome.status is OutcomeStatus.UNCHANGED
+    assert statuses(originals.restore(files)) == [OutcomeStatus.APPLIED]
     assert raw(files, group, knob) == before
 
 
 def test_an_owner_s_disk_limits_stay_and_come_back(
-    group: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    group: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     requires(files, group, Knob.IO_MAX)
     device = disk()
@@ -118,34 +125,34 @@ def test_an_owner_s_disk_limits_stay_and_come_back(
     (outcome,) = actuator.apply([group.decide(Knob.IO_MAX, f"{device} rbps=4194304 wbps=1048576")])
     assert outcome.after == f"{device} rbps=2097152 wbps=1048576 riops=max wiops=300", "never looser than the owner's"
     (outcome,) = actuator.apply([group.decide(Knob.IO_MAX, "4000:77 rbps=1048576")])
-    assert outcome.status is Status.REFUSED
+    assert outcome.status is OutcomeStatus.REFUSED
     assert "whole disks that are there" in outcome.error
     originals.restore(files)
     assert raw(files, group, Knob.IO_MAX) == before
 
 
 def test_memory_moves_with_the_nodes_and_the_owner_s_flag_comes_back(
-    group: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    group: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     """Of one NUMA node: what lies outside is cut off, what has nothing in common is refused, the flag is what changes."""
     if files.ceiling(group.path, Knob.MEMS) != (0,):
         pytest.skip("this machine has more than one NUMA node")
     (outcome,) = actuator.apply([group.decide(Knob.MEMS, "0-1")])
-    assert (outcome.status, outcome.after, outcome.clamped_from) == (Status.UNCHANGED, "0", "0-1")
+    assert (outcome.status, outcome.after, outcome.clamped_from) == (OutcomeStatus.UNCHANGED, "0", "0-1")
     (outcome,) = actuator.apply([group.decide(Knob.MEMS, "1")])
-    assert (outcome.status, "none of the NUMA nodes 1" in outcome.error) == (Status.REFUSED, True)
+    assert (outcome.status, "none of the NUMA nodes 1" in outcome.error) == (OutcomeStatus.REFUSED, True)
     before = raw(files, group, Knob.MEMS)
     found = files.read_raw(group.path, group.id, Knob.MEMS)
-    originals.record(Original(cgroup=group.path, cgroup_id=group.id, knob=Knob.MEMS, raw=found))
+    originals.record(OriginalValue(cgroup=group.path, cgroup_id=group.id, knob=Knob.MEMS, raw=found))
     files.write(group.path, group.id, Knob.MEMS, "0")
     if group.version == "v1":
         assert raw(files, group, Knob.MEMS) == {**before, "cpuset.memory_migrate": "1\n"}
-        assert statuses(originals.restore(files)) == [Status.APPLIED]
+        assert statuses(originals.restore(files)) == [OutcomeStatus.APPLIED]
     assert raw(files, group, Knob.MEMS) == before
 
 
 def test_swap_is_counted_from_memory_and_makes_way_for_it(
-    group: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    group: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     requires(files, group, Knob.SWAP_MAX)
     before = raw(files, group, Knob.SWAP_MAX), raw(files, group, Knob.MEMORY_MAX)
@@ -157,34 +164,34 @@ def test_swap_is_counted_from_memory_and_makes_way_for_it(
     memory, swap = actuator.apply(
         [group.decide(Knob.MEMORY_MAX, str(128 * MIB)), group.decide(Knob.SWAP_MAX, str(4 * MIB))]
     )
-    assert (memory.status, memory.after, swap.status) == (Status.APPLIED, str(128 * MIB), Status.APPLIED)
+    assert (memory.status, memory.after, swap.status) == (OutcomeStatus.APPLIED, str(128 * MIB), OutcomeStatus.APPLIED)
     for _ in range(2):
         memory, swap = actuator.apply(
             [group.decide(Knob.MEMORY_MAX, str(128 * MIB)), group.decide(Knob.SWAP_MAX, str(4 * MIB))]
         )
-    assert (swap.status, swap.after) == (Status.UNCHANGED, str(4 * MIB))
-    assert set(statuses(originals.restore(files))) == {Status.APPLIED}
+    assert (swap.status, swap.after) == (OutcomeStatus.UNCHANGED, str(4 * MIB))
+    assert set(statuses(originals.restore(files))) == {OutcomeStatus.APPLIED}
     assert (raw(files, group, Knob.SWAP_MAX), raw(files, group, Knob.MEMORY_MAX)) == before
 
 
 def test_a_quota_below_the_owner_s_burst_takes_it_down_and_both_come_back(
-    group: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles
+    group: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter
 ) -> None:
     files.write(group.path, group.id, Knob.QUOTA, "90000 100000")
     files.write(group.path, group.id, Knob.BURST, "80000")
     before = raw(files, group, Knob.QUOTA), raw(files, group, Knob.BURST)
     (outcome,) = actuator.apply([group.decide(Knob.QUOTA, "20000 100000")])
-    assert (outcome.status, outcome.error) == (Status.APPLIED, "")
+    assert (outcome.status, outcome.error) == (OutcomeStatus.APPLIED, "")
     assert files.read(group.path, group.id, Knob.BURST) == "20000"
     burst, quota = actuator.apply([group.decide(Knob.BURST, "50000"), group.decide(Knob.QUOTA, "40000 100000")])
     assert (burst.after, burst.clamped_from, quota.after) == ("40000", "50000", "40000 100000")
     # The burst alone is not given back as long as a quota is decided that it does not fit under.
     assert actuator.release([group.decide(Knob.QUOTA, "40000 100000")], ()) == ()
-    assert set(statuses(originals.restore(files))) == {Status.APPLIED}
+    assert set(statuses(originals.restore(files))) == {OutcomeStatus.APPLIED}
     assert (raw(files, group, Knob.QUOTA), raw(files, group, Knob.BURST)) == before
 
 
-def hold(group: Knobbed, anonymous_bytes: int, path: Path) -> None:
+def hold(group: KnobCgroup, anonymous_bytes: int, path: Path) -> None:
     """A process in the group that has that much anonymous memory and that file in its page cache."""
     process = group.made.start([sys.executable, "-c", HOLD, str(anonymous_bytes), str(path)])
     deadline = time.monotonic() + 60
@@ -194,13 +201,13 @@ def hold(group: Knobbed, anonymous_bytes: int, path: Path) -> None:
     assert used(group) >= anonymous_bytes + path.stat().st_size
 
 
-def used(group: Knobbed) -> int:
+def used(group: KnobCgroup) -> int:
     name = "memory.current" if group.version == "v2" else "memory.usage_in_bytes"
     return int(group.made.file("memory", name).read_text())
 
 
 def test_a_limit_below_what_is_used_comes_in_steps_and_kills_nobody(
-    group: Knobbed, actuator: Actuator, cached: Path
+    group: KnobCgroup, actuator: Actuator, cached: Path
 ) -> None:
     hold(group, 48 * MIB, cached)
     limits = []
@@ -227,14 +234,14 @@ def finish(actuator: Actuator) -> Outcome:
 
 
 def test_page_cache_is_dropped_beside_the_round_and_leaves_nothing_to_put_back(
-    group: Knobbed, actuator: Actuator, originals: Originals, files: KnobFiles, cached: Path
+    group: KnobCgroup, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter, cached: Path
 ) -> None:
     requires(files, group, Knob.DROP_CACHE)
     hold(group, 16 * MIB, cached)
     first, second = actuator.apply([group.decide(Knob.DROP_CACHE, str(16 * MIB))] * 2)
-    assert (first.status, first.error, second.error) == (Status.UNCHANGED, UNDER_WAY, UNDER_WAY)
+    assert (first.status, first.error, second.error) == (OutcomeStatus.UNCHANGED, IN_PROGRESS, IN_PROGRESS)
     outcome = finish(actuator)
-    assert outcome.status is Status.APPLIED, outcome
+    assert outcome.status is OutcomeStatus.APPLIED, outcome
     assert outcome.before is not None
     assert outcome.after is not None
     assert int(outcome.before) - int(outcome.after) >= 15 * MIB
@@ -244,41 +251,41 @@ def test_page_cache_is_dropped_beside_the_round_and_leaves_nothing_to_put_back(
 
 
 def test_memory_is_reclaimed_where_the_kernel_can(
-    group: Knobbed, actuator: Actuator, files: KnobFiles, cached: Path
+    group: KnobCgroup, actuator: Actuator, files: KnobWriter, cached: Path
 ) -> None:
     if not files.available(Knob.MEMORY_RECLAIM, group.path):
         actuator.apply([group.decide(Knob.MEMORY_RECLAIM, str(MIB))])
         outcome = finish(actuator)
-        assert outcome.status is Status.REFUSED
+        assert outcome.status is OutcomeStatus.REFUSED
         assert "there is no memory.reclaim" in outcome.error
         return
     hold(group, 16 * MIB, cached)
     actuator.apply([group.decide(Knob.MEMORY_RECLAIM, str(8 * MIB))])
     outcome = finish(actuator)
-    assert outcome.status is Status.APPLIED
+    assert outcome.status is OutcomeStatus.APPLIED
     assert int(outcome.before or 0) - int(outcome.after or 0) >= 6 * MIB
 
 
 def test_pages_move_or_the_kernel_says_why_not(
-    group: Knobbed, actuator: Actuator, files: KnobFiles, cached: Path
+    group: KnobCgroup, actuator: Actuator, files: KnobWriter, cached: Path
 ) -> None:
     requires(files, group, Knob.MIGRATE_PAGES)
     hold(group, 4 * MIB, cached)
     actuator.apply([group.decide(Knob.MIGRATE_PAGES, "0 0")])
     outcome = finish(actuator)
-    assert outcome.status is Status.APPLIED, outcome
+    assert outcome.status is OutcomeStatus.APPLIED, outcome
     assert int(outcome.before or 0) >= 4 * MIB
     actuator.apply([group.decide(Knob.MIGRATE_PAGES, "0 1023")])
     outcome = finish(actuator)
-    assert outcome.status is Status.REFUSED
+    assert outcome.status is OutcomeStatus.REFUSED
     assert "cannot migrate pages of process" in outcome.error
 
 
 def test_a_vanished_group_gives_nothing_back(hierarchy: Hierarchy, actuator: Actuator) -> None:
     with cgroup(hierarchy, "gone") as made:
-        decision = Knobbed(made).decide(Knob.DROP_CACHE, str(MIB))
+        decision = KnobCgroup(made).decide(Knob.DROP_CACHE, str(MIB))
     actuator.apply([decision])
-    assert finish(actuator).status is Status.VANISHED
+    assert finish(actuator).status is OutcomeStatus.VANISHED
 
 
 VALUES = {
@@ -300,7 +307,7 @@ OUTSIDE = (Knob.QUOTA, Knob.CPUSET)
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_was_decided_everything_comes_back(
-    hierarchy: Hierarchy, actuator: Actuator, originals: Originals, files: KnobFiles, seed: int
+    hierarchy: Hierarchy, actuator: Actuator, originals: OriginalsJournal, files: KnobWriter, seed: int
 ) -> None:
     """Forty rounds of random wishes for two nested groups, some of which are dropped again; nothing is refused but what lies
     outside the group above."""
@@ -317,7 +324,7 @@ def test_whatever_was_decided_everything_comes_back(
             decisions = [pair[index].decide(knob, value) for (index, knob), value in wanted.items()]
             outcomes = actuator.apply(decisions, number * 1_000_000_000)
             assert not [o for o in outcomes if o.repaired], "nobody else wrote anything"
-            wrong = [o for o in outcomes if o.status not in (Status.APPLIED, Status.UNCHANGED)]
+            wrong = [o for o in outcomes if o.status not in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED)]
             # A burst does not fit under a quota that could not be raised.
             outside = {(o.decision.cgroup, Knob.BURST) for o in wrong if o.decision.knob is Knob.QUOTA}
             wrong = [o for o in wrong if (o.decision.cgroup, o.decision.knob) not in outside]
@@ -325,8 +332,10 @@ def test_whatever_was_decided_everything_comes_back(
                 wrong
             )
             released = actuator.release(decisions, ())
-            assert not [o for o in released if o.status is Status.REFUSED and o.decision.knob not in OUTSIDE], released
-        assert Status.REFUSED not in statuses(originals.restore(files))
+            assert not [o for o in released if o.status is OutcomeStatus.REFUSED and o.decision.knob not in OUTSIDE], (
+                released
+            )
+        assert OutcomeStatus.REFUSED not in statuses(originals.restore(files))
         assert [raw(files, group, knob) for group in pair for knob in knobs] == before
         assert originals.entries() == ()
 
@@ -343,12 +352,12 @@ def test_a_disk_s_write_back_throttling_is_put_back_by_a_reset(tmp_path: Path) -
     file = free[0] / "queue/wbt_lat_usec"
     before = file.read_text()
     state = tmp_path / "state"
-    open_originals(state, boot_id()).close()
+    open_originals(state, read_boot_id()).close()
     path = str(file.relative_to("/sys"))
-    setting = NodeSetting(path=path, line="4321", verdict=Verdict(rule="wbt", text="as configured"))
+    setting = SysfsSetting(path=path, line="4321", reason=Reason(rule="wbt", text="as configured"))
     try:
-        (outcome,) = NodeFiles(Path("/sys"), state, boot_id()).apply([setting])
-        assert (outcome.status, outcome.before, outcome.after) == (Status.APPLIED, before.strip(), "4321")
+        (outcome,) = DiskSettings(Path("/sys"), state, read_boot_id()).apply([setting])
+        assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, before.strip(), "4321")
         done = CliRunner().invoke(reset, ["--state-dir", str(state)])
         assert (done.exit_code, file.read_text()) == (0, before), done.output
         assert f"/sys/block/{free[0].name} wbt_lat_usec: put back" in done.output

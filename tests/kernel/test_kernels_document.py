@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from agent.hierarchy import Hierarchy
+from agent.sensors.cgroup.hierarchy import Hierarchy
 from probes.btf import VMLINUX, Btf, BtfError
-from probes.compiler import FormRefused, _targets, offsets
-from tests.kernel.support import cgroup, require_writable_cgroups
+from probes.compiler import FormRefused, _attach_targets, field_offsets
+from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 from tests.kernels_page import JOBS, came, event, kernels, named, programs, spelled, tables, version
 
 pytestmark = [pytest.mark.kernel, pytest.mark.vm]
@@ -49,7 +49,7 @@ def is_there(thing: str, types: Btf, blob: bytes) -> bool:
     name, call, passed = thing.rstrip(")").partition("(")
     if thing in PLACES:
         form = {"name": thing, "fields": {}, "optional": {"X": [PLACES[thing]]}}
-        return "X" in offsets(types, form)
+        return "X" in field_offsets(types, form)
     try:
         if call:
             wanted = tuple(filter(None, passed.split(", ")))
@@ -92,8 +92,8 @@ def fitting(name: str, types: Btf) -> Iterator[str]:
     for form in JOBS[name].forms:
         asked = msgspec.to_builtins(form)
         try:
-            offsets(types, asked)
-            _targets(types, asked, asked["programs"])
+            field_offsets(types, asked)
+            _attach_targets(types, asked, asked["programs"])
         except FormRefused:
             continue
         yield form.name

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from agent.qrm.originals import FILE_NAME, decode_file
-from agent.qrm.table import TABLE
-from api.decisions import Decision
+from agent.qrm.actuator.originals import FILE_NAME, decode_journal
+from agent.qrm.knobs.knob_files import KNOB_SPECS
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import Decision
 from api.knobs import Knob
-from tests.kernel.dying import act, outlive, run_reset
-from tests.kernel.knobbed import ODD, Knobbed, nested
-from tests.kernel.support import require_writable_cgroups
+from tests.kernel.kill_at_syscall import act, run_reset, run_to_exit
+from tests.kernel.knob_cgroups import ODD, KnobCgroup, nested
+from tests.kernel.real_cgroups import require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -25,23 +25,23 @@ RESET = [sys.executable, "-c", "from cli.reset import reset; reset()"]
 AGENT = """
 import sys
 from pathlib import Path
-from agent.hierarchy import detect
-from agent.qrm.actuator import Actuator
-from agent.qrm.knobs import KnobFiles
-from agent.qrm.originals import boot_id, open_originals
-from api.decisions import Act, Decision
-from api.knobs import Knob, Verdict
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.writer import KnobWriter
+from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from api.decision import ActMode, Decision
+from api.knobs import Knob, Reason
 VALUES = ((Knob.IDLE, "10"), (Knob.WEIGHT, ("5", "500")), (Knob.QUOTA, ("9000 90000", "max")), (Knob.CPUSET, "10"))
-files = KnobFiles(detect())
-actuator = Actuator(files, open_originals(Path(sys.argv[1]), boot_id()), Act.ON)
+files = KnobWriter(detect_hierarchy())
+actuator = Actuator(files, open_originals(Path(sys.argv[1]), read_boot_id()), ActMode.ON)
 for turn in range(10**9):
     for knob, values in VALUES:
         actuator.apply([Decision(cgroup=sys.argv[2], cgroup_id=int(sys.argv[3]), pod="default/batch", knob=knob,
-                                 value=values[turn % 2], verdict=Verdict(rule="turn", text="turn by turn"))])
+                                 value=values[turn % 2], reason=Reason(rule="turn", text="turn by turn"))])
     if turn == 3:
         print("acting", flush=True)
 """
-Pair = tuple[Knobbed, Knobbed]
+Pair = tuple[KnobCgroup, KnobCgroup]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def make_odd_again(pair: Pair) -> None:
 def journalled(state: Path) -> dict[tuple[str, str], str]:
     """Original text of every journalled file."""
     try:
-        _, entries = decode_file((state / FILE_NAME).read_bytes())
+        _, entries = decode_journal((state / FILE_NAME).read_bytes())
     except FileNotFoundError:
         return {}
     return {(entry.cgroup, name): text for entry in entries for name, text in entry.raw.texts.items()}
@@ -105,7 +105,7 @@ def cleared(pair: Pair, before: dict[tuple[str, str], str], state: Path, lost: s
     """What a kill left: every change has its original on disk (else it is `lost`), and a reset puts all of them back."""
     found, known = texts(pair), journalled(state)
     assert not {key for key in before if found[key] != before[key] and known.get(key) != before[key]}, lost
-    assert outlive(run_reset, 0, state) == 0, lost
+    assert run_to_exit(run_reset, 0, state) == 0, lost
     assert texts(pair) == before, lost
     assert not (state / FILE_NAME).exists(), lost
     return tuple(found.items()), tuple(known.items())
@@ -118,7 +118,7 @@ def test_killed_at_every_step_of_acting(pair: Pair, tmp_path: Path) -> None:
     wreckage, last, code = set(), 0, None
     while code != 0:
         last += 1
-        code = outlive(act, last, state, rounds(pair))
+        code = run_to_exit(act, last, state, rounds(pair))
         assert code in (0, -signal.SIGKILL), f"step {last}"
         wreckage.add(cleared(pair, before, state, f"step {last}: changed without their originals on disk"))
     # On version 1 it is 41 steps and 18 kinds of wreckage; far fewer would prove little.
@@ -133,11 +133,11 @@ def test_killed_at_every_step_of_resetting(pair: Pair, tmp_path: Path) -> None:
     wreckage, last, code = set(), 0, None
     while code != 0:
         last += 1
-        assert outlive(act, 0, state, rounds(pair)) == 0
+        assert run_to_exit(act, 0, state, rounds(pair)) == 0
         acted = texts(pair)
         unmoved = {name for name in ODD[pair[0].version] if acted[pair[0].path, name] == before[pair[0].path, name]}
         assert not unmoved
-        code = outlive(run_reset, last, state)
+        code = run_to_exit(run_reset, last, state)
         assert code in (0, -signal.SIGKILL), f"step {last}"
         wreckage.add(cleared(pair, before, state, f"step {last}: forgotten before it was back"))
     assert last > 14
@@ -147,9 +147,9 @@ def test_killed_at_every_step_of_resetting(pair: Pair, tmp_path: Path) -> None:
 def test_the_original_is_safe_on_disk_before_the_knob_is_written(pair: Pair, tmp_path: Path) -> None:
     outer, _ = pair
     trace = tmp_path / "trace"
-    assert outlive(act, 0, tmp_path / "state", [[outer.decide(Knob.WEIGHT, "50")]], trace) == 0
+    assert run_to_exit(act, 0, tmp_path / "state", [[outer.decide(Knob.WEIGHT, "50")]], trace) == 0
     calls = trace.read_text().splitlines()
-    file = getattr(TABLE[Knob.WEIGHT], outer.version)[0].files[0]
+    file = getattr(KNOB_SPECS[Knob.WEIGHT], outer.version)[0].files[0]
     assert calls == [
         "mkdir state",
         f"write {FILE_NAME}.tmp",

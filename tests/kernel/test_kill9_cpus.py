@@ -10,21 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AdvisorConfig, Config
-from agent.qrm.checkpoint import FILE_NAME as CPU_STATE
-from agent.qrm.checkpoint import decode_state
-from agent.qrm.originals import FILE_NAME, decode_file
-from api.pods import Pod
+from agent.config.advisor import AdvisorConfig
+from agent.config.config import AgentConfig
+from agent.qrm.actuator.checkpoint import FILE_NAME as CPU_STATE
+from agent.qrm.actuator.checkpoint import decode_state
+from agent.qrm.actuator.originals import FILE_NAME, decode_journal
+from api.pod import Pod
 from api.qos import QoSLevel
-from api.samples import Snapshot
+from api.snapshot import Snapshot
 from tests.agent.advisor import builders
-from tests.kernel.dying import live, outlive, run_reset
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.kill_at_syscall import run_cycles, run_reset, run_to_exit
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
 LEVELS = {"web": QoSLevel.SHARED, "alone": QoSLevel.DEDICATED, "batch": QoSLevel.RECLAIMED}
-CPUSETS = Config(advisor=AdvisorConfig(policy="canonical"))
+CPUSETS = AgentConfig(advisor=AdvisorConfig(policy="canonical"))
 KNOBS = ("cpuset.cpus", "cpuset.mems")
 
 
@@ -62,7 +63,7 @@ def three() -> Iterator[Three]:
 
 
 def reset(three: Three, before: Mapping[tuple[str, str], str], state: Path, lost: str) -> None:
-    assert outlive(run_reset, 0, state) == 0, lost
+    assert run_to_exit(run_reset, 0, state) == 0, lost
     assert three.files() == before, lost
     assert not (state / FILE_NAME).exists(), lost
 
@@ -73,7 +74,7 @@ def undisturbed(
     """Who has which CPUs after each of these rounds, of agents that end in between but are not killed at work."""
     found = []
     for stage in stages:
-        assert outlive(live, 0, state, CPUSETS, [stage]) == 0
+        assert run_to_exit(run_cycles, 0, state, CPUSETS, [stage]) == 0
         found.append(three.cpus())
     reset(three, before, state, "undisturbed")
     (state / CPU_STATE).unlink()
@@ -94,8 +95,8 @@ def kill_everywhere(
         last += 1
         state = tmp_path / f"state-{len(earlier)}-{last}"
         for stage in earlier:
-            assert outlive(live, 0, state, CPUSETS, [stage]) == 0
-        code = outlive(live, last, state, CPUSETS, [now])
+            assert run_to_exit(run_cycles, 0, state, CPUSETS, [stage]) == 0
+        code = run_to_exit(run_cycles, last, state, CPUSETS, [now])
         assert code in (0, -signal.SIGKILL), f"step {last}"
         left, known = three.cpus(), three.files()
         for name, cpus in left.items():
@@ -103,7 +104,7 @@ def kill_everywhere(
         if (state / FILE_NAME).exists():
             originals = {
                 (entry.cgroup, file): text
-                for entry in decode_file((state / FILE_NAME).read_bytes())[1]
+                for entry in decode_journal((state / FILE_NAME).read_bytes())[1]
                 for file, text in entry.raw.texts.items()
             }
         else:
@@ -115,7 +116,7 @@ def kill_everywhere(
             decode_state((state / CPU_STATE).read_bytes())
         wreckage.add((tuple(left.items()), len(originals), (state / CPU_STATE).exists()))
         # Who comes next moves those that had not been moved yet, and no other.
-        assert outlive(live, 0, state, CPUSETS, [now]) == 0
+        assert run_to_exit(run_cycles, 0, state, CPUSETS, [now]) == 0
         assert three.cpus() == wanted, f"step {last}"
         reset(three, before, state, f"step {last}")
     return last, len(wreckage)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from api.facts import Kswapd, Reclaim
-from api.ports import Seen, Unavailable
-from probes.kswapd import FORMS, NOTHING, KswapdProbe, nodes_with_memory, open_kswapd
-from tests.kernel.probing import opened
-from tests.kernel.support import TestCgroup, cgroup, limit_memory, require_writable_cgroups
+from api.interfaces import ProbeReading, Unavailable
+from api.measurements import Kswapd, ReclaimLatency
+from probes.kswapd import FORMS, NO_RECLAIM, KswapdProbe, nodes_with_memory, open_kswapd
+from tests.kernel.open_probes import opened
+from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -34,9 +34,9 @@ def probe(request: pytest.FixtureRequest) -> Iterator[KswapdProbe]:
         yield source
 
 
-def reclaim_of(seen: Seen, group: TestCgroup) -> Reclaim:
+def reclaim_of(seen: ProbeReading, group: TestCgroup) -> ReclaimLatency:
     found = seen.cgroups[group.id]["reclaim"]
-    assert isinstance(found, Reclaim)
+    assert isinstance(found, ReclaimLatency)
     return found
 
 
@@ -66,14 +66,14 @@ def test_reading_128_mib_within_32_reclaims_the_other_96(probe: KswapdProbe, tmp
         file = uncached_file(tmp_path / "data", 128 * MIB)
         live = {group.id: group.path, neighbour.id: neighbour.path}
         before = reclaim_of(probe.read(live), group)
-        assert before == NOTHING
+        assert before == NO_RECLAIM
         started = time.monotonic_ns()
         assert neighbour.start([sys.executable, "-c", "pass"]).wait() == 0
         assert group.start([sys.executable, "-c", READ, str(file)]).wait() == 0
         elapsed = time.monotonic_ns() - started
         seen = probe.read(live)
         reclaim = reclaim_of(seen, group)
-        assert reclaim_of(seen, neighbour) == NOTHING
+        assert reclaim_of(seen, neighbour) == NO_RECLAIM
     assert 96 * MIB // PAGE <= reclaim.reclaimed_pages <= 132 * MIB // PAGE
     assert reclaim.limit.count > 0
     assert reclaim.limit.slots is not None

@@ -10,8 +10,8 @@ import pytest
 
 from probes import bpf, maps
 from probes.loader import MapDescription
-from probes.maps import Map, possible_cpus
-from tests.kernel.support import require_root
+from probes.maps import BpfMap, possible_cpus
+from tests.kernel.real_cgroups import require_root
 
 pytestmark = pytest.mark.kernel
 
@@ -25,14 +25,14 @@ def make(request: pytest.FixtureRequest) -> Iterator[object]:
     require_root()
     made: list[int] = []
 
-    def make_map(kind: int, key: object, leaf: object, entries: int) -> Map:
+    def make_map(kind: int, key: object, leaf: object, entries: int) -> BpfMap:
         cpus = possible_cpus()
         sizes = (maps.dtype_of(key).itemsize, maps.dtype_of(leaf).itemsize)
         try:
             made.append(bpf.create_map(kind, *sizes, entries, "dioptase_test"))
         except PermissionError as error:
             pytest.skip(f"maps cannot be made here: {error}")
-        opened = Map(made[-1], MapDescription("test", key, leaf), cpus)
+        opened = BpfMap(made[-1], MapDescription("test", key, leaf), cpus)
         opened._batch = request.param == "batch"
         return opened
 
@@ -42,7 +42,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[object]:
 
 
 def test_a_hash_larger_than_a_chunk_is_read_completely(make, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(maps, "CHUNK_BYTES", 256)
+    monkeypatch.setattr(maps, "MAX_READ_BYTES", 256)
     table = make(bpf.HASH, U64, PAIR, 1000)
     for key in range(700):
         table.set(key * 1_000_003, np.array((key, 7), table.value).tobytes())
@@ -92,11 +92,11 @@ def test_a_kernel_without_batch_calls_is_asked_once() -> None:
     require_root()
     fd = bpf.create_map(bpf.HASH, 4, 8, 10)
     try:
-        table = Map(fd, MapDescription("test", U32, U64), possible_cpus())
+        table = BpfMap(fd, MapDescription("test", U32, U64), possible_cpus())
         table.set(1, (5).to_bytes(8, "little"))
         refused = 0
 
-        def refuse(*_: object) -> bpf.Batch:
+        def refuse(*_: object) -> bpf.LookupBatch:
             nonlocal refused
             refused += 1
             raise OSError(524, "not supported")
@@ -115,6 +115,6 @@ def test_a_layout_that_is_not_the_maps_is_refused() -> None:
     fd = bpf.create_map(bpf.HASH, 8, 8, 10)
     try:
         with pytest.raises(ValueError, match="described as 4 and 8 bytes, the kernel has 8 and 8"):
-            Map(fd, MapDescription("test", U32, U64), possible_cpus())
+            BpfMap(fd, MapDescription("test", U32, U64), possible_cpus())
     finally:
         os.close(fd)

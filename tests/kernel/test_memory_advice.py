@@ -10,20 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from agent.advisor.memory.advise import advise_memory
-from agent.advisor.memory.situation import ReclaimRoot, Situation
-from agent.advisor.memory.state import MemoryState
-from agent.advisor.memory.stats import cache_bytes, on_numa, stat, used_bytes, zone_low_bytes
+from agent.advisor.memory.memory_advisor import advise_memory
+from agent.advisor.memory.memory_inputs import (
+    MemoryAdvisorState,
+    MemoryInputs,
+    ReclaimRoot,
+    bytes_by_numa,
+    droppable_cache_bytes,
+    read_stat,
+    used_bytes,
+    zone_low_bytes,
+)
 from agent.config.memory import GIB, MIB, MemoryConfig
-from agent.sense.cgroups import CgroupReader
-from agent.sense.node import NodeReader
-from agent.sense.topology import read_topology
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.node.machine import read_topology
+from agent.sensors.node.node_reader import NodeReader
+from api.advice import MemoryPressure
 from api.knobs import Knob
-from api.memory_advice import MemoryPressure
-from api.pods import Container, Pod
+from api.pod import Container, Pod
 from api.qos import QoSLevel
-from api.samples import Snapshot
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from api.snapshot import Snapshot
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 HOLD = """
@@ -71,7 +78,7 @@ def look(group: TestCgroup, *pods: Pod) -> Snapshot:
 
 def test_memory_is_counted_once_and_by_kind(group: TestCgroup) -> None:
     sample = look(group).cgroups[group.path]
-    used, cache, shmem = used_bytes(sample), cache_bytes(sample), stat(sample, "shmem")
+    used, cache, shmem = used_bytes(sample), droppable_cache_bytes(sample), read_stat(sample, "shmem")
     assert used is not None
     assert cache is not None
     assert shmem is not None
@@ -79,7 +86,7 @@ def test_memory_is_counted_once_and_by_kind(group: TestCgroup) -> None:
     assert shmem + cache >= 60 * MIB  # what was written may be on its way to the disk, but stays in memory
     assert shmem >= 16 * MIB
     assert used >= 124 * MIB
-    nodes = on_numa(sample, "anon")
+    nodes = bytes_by_numa(sample, "anon")
     assert nodes is not None
     # Version 1 lists shared memory with the anonymous one, where its pages are.
     assert 64 * MIB <= sum(nodes.values()) <= 104 * MIB
@@ -93,13 +100,13 @@ def test_a_round_on_this_machine(group: TestCgroup) -> None:
     snapshot = look(group, online)
     total = snapshot.node.memory_total_bytes
     assert total is not None
-    of = Situation(snapshot=snapshot, now_ns=snapshot.taken_at_ns, root=ReclaimRoot(path=group.path))
-    advice, _ = advise_memory(of, MemoryState(), config)
+    of = MemoryInputs(snapshot=snapshot, now_ns=snapshot.taken_at_ns, root=ReclaimRoot(path=group.path))
+    advice, _ = advise_memory(of, MemoryAdvisorState(), config)
     used = used_bytes(snapshot.cgroups[group.path])
     assert used is not None
     assert advice.headroom_bytes == pytest.approx(total - GIB - 1.1 * used)
     assert advice.condition.state is not MemoryPressure.UNKNOWN
-    limit = next(int(wish.value) for wish in advice.wishes if wish.knob is Knob.MEMORY_MAX)
+    limit = next(int(wish.value) for wish in advice.knob_requests if wish.knob is Knob.MEMORY_MAX)
     if len(snapshot.topology.numa_nodes) == 1:
         free, low = snapshot.node.numa[0].meminfo["MemFree"], zone_low_bytes(snapshot, 0, config.stale_s)
         assert 0 < low < GIB

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from api.ports import Unavailable
-from probes.migrations import FORMS, ONE_NODE, Migrations, numa_nodes_of_cpus, open_migrations
+from api.interfaces import Unavailable
+from probes.migrations import FORMS, ONE_NODE, MigrationsProbe, numa_nodes_of_cpus, open_migrations
 from probes.remedies import REMEDIES
-from tests.kernel.probing import PINNED, eventually, opened
-from tests.kernel.support import cgroup, require_writable_cgroups
-from tests.kernel.test_registry import having
+from tests.kernel.open_probes import PINNED, eventually, having, opened
+from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -32,7 +31,7 @@ def test_each_move_to_another_node_counts(form: str, cpu_nodes: Mapping[int, int
         pytest.skip("needs two CPUs")
     hierarchy = require_writable_cgroups()
 
-    def open_probe() -> Migrations:
+    def open_probe() -> MigrationsProbe:
         return open_migrations(forms=(form,), cpu_nodes=cpu_nodes)
 
     with opened(open_probe) as probe, cgroup(hierarchy, "moved") as group, cgroup(hierarchy, "stays") as stays:
@@ -59,7 +58,7 @@ def test_each_move_to_another_node_counts(form: str, cpu_nodes: Mapping[int, int
 
 TRY = """
 import json
-from api.ports import Unavailable
+from api.interfaces import Unavailable
 from probes.migrations import open_migrations
 try:
     probe = open_migrations(cpu_nodes={0: 0, 1: 1})

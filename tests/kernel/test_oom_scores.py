@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent.hierarchy import Hierarchy
-from agent.qrm.oom_scores import LOWERING, OomScores
-from agent.qrm.originals import boot_id, open_originals
-from agent.qrm.processes import Processes
-from api.decisions import Decision, Status
-from api.knobs import Knob, Verdict
+from agent.qrm.actuator.oom_scores import LOWERING_HINT, OomScores, ProcessTable
+from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import Decision, OutcomeStatus
+from api.knobs import Knob, Reason
 from cli.reset import reset
-from tests.kernel.knobbed import give_controllers
-from tests.kernel.support import TestCgroup, cgroup, limit_memory, require_writable_cgroups
+from tests.kernel.knob_cgroups import give_controllers
+from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 FORKING = ["sh", "-c", "while :; do sleep 0.05; done"]
 GROWS = """import os, sys, time
@@ -42,12 +41,12 @@ def hierarchy() -> Hierarchy:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    open_originals(tmp_path / "state", boot_id()).close()
+    open_originals(tmp_path / "state", read_boot_id()).close()
     return tmp_path / "state"
 
 
 def opened(hierarchy: Hierarchy, state: Path) -> OomScores:
-    return OomScores(Processes(Path("/proc"), hierarchy.primary), state, boot_id())
+    return OomScores(ProcessTable(Path("/proc"), hierarchy.primary), state, read_boot_id())
 
 
 def score(pid: int) -> int:
@@ -57,7 +56,7 @@ def score(pid: int) -> int:
 def decision(group: TestCgroup, value: int) -> Decision:
     return Decision(
         cgroup=group.path, cgroup_id=group.id, pod="default/batch", knob=Knob.OOM_SCORE_ADJ, value=str(value),
-        verdict=Verdict(rule="oom_priority", text="as configured"),
+        reason=Reason(rule="oom_priority", text="as configured"),
     )  # fmt: skip
 
 
@@ -94,14 +93,14 @@ def test_processes_and_their_children_get_it_and_a_reset_puts_it_back(hierarchy:
         own = score(forking.pid)
         Path(f"/proc/{other.pid}/oom_score_adj").write_text(str(own + 77))
         (done,) = opened(hierarchy, state).apply([decision(group, 1000)])
-        assert (done.status, done.before, done.after) == (Status.APPLIED, f"{own} {own + 77}", "1000")
+        assert (done.status, done.before, done.after) == (OutcomeStatus.APPLIED, f"{own} {own + 77}", "1000")
         there = set(listed(group))
         until(lambda: bool(set(listed(group)) - there))  # a child that nobody has written
         result = CliRunner().invoke(reset, ["--state-dir", str(state)])
         assert (result.exit_code, f"{group.path} oom_score_adj: put back" in result.output) == (0, True), result.output
         until(lambda: not there & set(listed(group)) - {forking.pid})
         assert [score(pid) for pid in (forking.pid, other.pid)] == [own, own + 77]
-        found = Processes(Path("/proc"), hierarchy.primary)
+        found = ProcessTable(Path("/proc"), hierarchy.primary)
         assert {found.score(pid) for pid in listed(group)} <= {own, None}
         forking.kill()
         until(lambda: not listed(group))
@@ -114,10 +113,10 @@ def test_lowering_is_done_or_said_to_take_a_capability(hierarchy: Hierarchy, sta
         before, scores = score(process.pid), opened(hierarchy, state)
         (outcome,) = scores.apply([decision(group, -897)])
         if may_lower():
-            assert (outcome.status, score(process.pid)) == (Status.APPLIED, -897)
+            assert (outcome.status, score(process.pid)) == (OutcomeStatus.APPLIED, -897)
         else:
-            assert (outcome.status, score(process.pid)) == (Status.REFUSED, before)
-            assert outcome.error == f"process {process.pid} cannot be given -897: {LOWERING}"
+            assert (outcome.status, score(process.pid)) == (OutcomeStatus.REFUSED, before)
+            assert outcome.error == f"process {process.pid} cannot be given -897: {LOWERING_HINT}"
         scores.restore()
         assert (score(process.pid), scores.entries()) == (before, ())
 
@@ -142,7 +141,7 @@ def test_the_kernel_takes_the_reclaimed_process_first(
         until(lambda: all((tmp_path / f"{name}.has").exists() for name in running))
         if asked:
             (outcome,) = opened(hierarchy, state).apply([decision(groups["batch"], 1000)])
-            assert outcome.status is Status.APPLIED
+            assert outcome.status is OutcomeStatus.APPLIED
         (tmp_path / "web").touch()
         assert running[expected].wait(timeout=60) == -signal.SIGKILL
         if asked:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from api.facts import OomVictim
-from api.ports import Seen, Unavailable
-from probes.oomkill import OomKill, open_oomkill
-from tests.kernel.probing import opened
-from tests.kernel.support import TestCgroup, cgroup, limit_memory, require_writable_cgroups
+from api.interfaces import ProbeReading, Unavailable
+from api.measurements import OomVictim
+from probes.oomkill import OomKillProbe, open_oomkill
+from tests.kernel.open_probes import opened
+from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -28,7 +28,7 @@ COMMAND = Path(sys.executable).name[:15]
 
 
 @pytest.fixture(params=TRACEPOINTS)
-def probe(request: pytest.FixtureRequest) -> Iterator[OomKill]:
+def probe(request: pytest.FixtureRequest) -> Iterator[OomKillProbe]:
     with opened(open_oomkill, request.param, lacking=LACKING) as source:
         assert source.form == request.param
         yield source
@@ -49,13 +49,13 @@ def kernels_count(group: TestCgroup) -> int:
     return int(found[1])
 
 
-def victims(seen: Seen) -> list[OomVictim]:
+def victims(seen: ProbeReading) -> list[OomVictim]:
     found = seen.node["oom_victims"]
     assert isinstance(found, tuple)
     return [each for each in found if f"dioptase-test-{os.getpid()}-" in each.cgroup or each.cgroup.startswith("id ")]
 
 
-def test_one_process_over_its_limit_is_one_kill(probe: OomKill) -> None:
+def test_one_process_over_its_limit_is_one_kill(probe: OomKillProbe) -> None:
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "over") as group, cgroup(hierarchy, "beside") as beside:
         live = {group.id: group.path, beside.id: beside.path}
@@ -73,7 +73,7 @@ def test_one_process_over_its_limit_is_one_kill(probe: OomKill) -> None:
     assert probe.problem() is None
 
 
-def test_victims_keep_their_order_and_the_path_that_the_listing_before_had(probe: OomKill) -> None:
+def test_victims_keep_their_order_and_the_path_that_the_listing_before_had(probe: OomKillProbe) -> None:
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "known") as known, cgroup(hierarchy, "never-listed") as unknown:
         listing = {known.id: known.path}
@@ -88,7 +88,7 @@ def test_victims_keep_their_order_and_the_path_that_the_listing_before_had(probe
 
 
 def test_more_kills_than_the_ring_holds_are_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probes.oomkill.RING", 2)
+    monkeypatch.setattr("probes.oomkill.RING_VICTIMS", 2)
     hierarchy = require_writable_cgroups()
     with opened(open_oomkill, lacking=LACKING) as probe, cgroup(hierarchy, "many") as group:
         live = {group.id: group.path, 1: "/"}
@@ -96,7 +96,7 @@ def test_more_kills_than_the_ring_holds_are_said_to_be_unknown(monkeypatch: pyte
         pids = [die(group) for _ in range(3)]
         seen, problem = probe.read(live), probe.problem()
         assert kernels_count(group) == 3
-        monkeypatch.setattr("probes.losses.LATELY_S", 0.0)
+        monkeypatch.setattr("probes.lost_events.RECENT_S", 0.0)
         assert (probe.problem(), probe.lost_events) == (None, 1), "past, and still counted"
         later = [probe.read(dict(live)) for _ in range(2)][1]
         assert later.cgroups == {group.id: {"oom_kills": 2}, 1: {"oom_kills": 0}}
@@ -106,7 +106,7 @@ def test_more_kills_than_the_ring_holds_are_said_to_be_unknown(monkeypatch: pyte
     assert problem.reason == "1 kills were not attributed: more than 2 between two looks"
 
 
-def test_a_closed_probe_says_so(probe: OomKill) -> None:
+def test_a_closed_probe_says_so(probe: OomKillProbe) -> None:
     probe.close()
     probe.close()
     with pytest.raises(Unavailable, match="is closed"):

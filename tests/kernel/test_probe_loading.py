@@ -13,31 +13,31 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.histograms import BOUNDS_NS, SLOTS, slot_of
-from api.ports import Absent, Unavailable
+from api.histogram import BOUNDS_NS, SLOT_COUNT, slot_of
+from api.interfaces import KernelFeatureAbsent, Unavailable
 from probes import bpf, doctor, softirq, wakeups
 from probes.loader import Form, Job, Program, load
-from probes.maps import cpu_numbers
-from probes.runqlat import FORMS, RunqLat, job, open_waits
-from tests.kernel.probing import gone, probe, program_ids
-from tests.kernel.support import require_root
+from probes.maps import cpu_id_limit
+from probes.runqlat import FORMS, RunqLatencyProbe, job, open_runqlat
+from tests.kernel.open_probes import gone, probe, program_ids
+from tests.kernel.real_cgroups import require_root
 
 pytestmark = pytest.mark.kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import json, time
-from probes.runqlat import open_waits
-source = open_waits()
+from probes.runqlat import open_runqlat
+source = open_runqlat()
 print(json.dumps([info.id for info in source.stats().values()]), flush=True)
 time.sleep(600)
 """
 TRY = """
 import json
-from api.ports import Unavailable
-from probes.runqlat import open_waits
+from api.interfaces import Unavailable
+from probes.runqlat import open_runqlat
 try:
-    with_it = open_waits()
+    with_it = open_runqlat()
     print(json.dumps([with_it.form, len(with_it.read({}))]))
 except Unavailable as error:
     print(json.dumps([error.reason, error.remedy]))
@@ -78,13 +78,13 @@ def test_descriptors_are_not_inherited_by_programs_that_the_agent_starts() -> No
 def test_the_next_form_is_taken_where_one_is_refused() -> None:
     with probe("tp_btf", "raw_tp", "classic"):
         pass
-    whole = job(FORMS, cpu_numbers())
+    whole = job(FORMS, cpu_id_limit())
     broken = msgspec.structs.replace(whole.forms[0], fields={"LAST_QUEUED": [("task_struct", "no_such_field", 8)]})
     with load(msgspec.structs.replace(whole, forms=[broken, *whole.forms[1:]])) as loaded:
         assert loaded.form == "raw_tp"
         assert [(r.form, r.stage) for r in loaded.refused] == [("tp_btf", "fields")]
         assert loaded.refused[0].reason == "struct task_struct of this kernel has no member no_such_field"
-        assert RunqLat(loaded).read({}) is not None
+        assert RunqLatencyProbe(loaded).read({}) is not None
 
 
 @pytest.mark.parametrize("asked", [softirq.job(("raw_tp",)), wakeups.job(("raw_tp",), 2)], ids=["softirq", "wakeups"])
@@ -104,7 +104,7 @@ def _one_program(tmp_path: Path, text: str, tracepoint: str = "sched_process_exi
     common = ROOT / "probes/common.bpf.h"
     form = Form(name="one", typed=typed, fields={}, programs=[Program("on_event", tracepoint, "dtse_one")])
     fields = dict.fromkeys(("CSS_SERIAL", "CSS_CGROUP", "CGROUP_KN", "KN_ID"), 0)
-    constants = {"SLOTS": SLOTS, "PLACES": 64, "SEATS": 64, **fields}
+    constants = {"SLOTS": SLOT_COUNT, "PLACES": 64, "SEATS": 64, **fields}
     return Job(sources=[common, source], forms=[form], maps=["lost"], constants=constants)
 
 
@@ -116,9 +116,9 @@ def _one_program(tmp_path: Path, text: str, tracepoint: str = "sched_process_exi
         ("int on_event(u64 *ctx) { return *(u64 *)(ctx[0]); }", "sched_process_exit", False,
          "load dtse_one: .*invalid mem", Unavailable),
         ("int on_event(u64 *ctx) { return 0; }", "no_such_tracepoint", False,
-         "attach dtse_one to no_such_tracepoint: ", Absent),
+         "attach dtse_one to no_such_tracepoint: ", KernelFeatureAbsent),
         ("int on_event(u64 *ctx) { return 0; }", "no_such_tracepoint", True,
-         "no typedef btf_trace_no_such_tracepoint", Absent),
+         "no typedef btf_trace_no_such_tracepoint", KernelFeatureAbsent),
     ],
     ids=["compiler", "verifier", "tracepoint", "typed"],
 )  # fmt: skip
@@ -195,27 +195,27 @@ def test_without_btf_the_remedy_is_a_kernel_that_has_it(tmp_path: Path) -> None:
     with probe("tp_btf", "raw_tp", "classic"):
         pass
     with pytest.raises(Unavailable, match="nowhere: No such file") as missing:
-        open_waits(btf=tmp_path / "nowhere")
+        open_runqlat(btf=tmp_path / "nowhere")
     assert "CONFIG_DEBUG_INFO_BTF" in missing.value.remedy
     damaged = tmp_path / "vmlinux"
     damaged.write_bytes(Path("/sys/kernel/btf/vmlinux").read_bytes()[:100_000])
     with pytest.raises(Unavailable, match="promises more"):
-        open_waits(btf=damaged)
+        open_runqlat(btf=damaged)
 
 
 def test_a_python_without_bcc_is_told_from_one_with_it() -> None:
     require_root()
     with pytest.raises(Unavailable, match="cannot import BCC") as caught:
-        open_waits(child_python=Path(sys.executable))
+        open_runqlat(child_python=Path(sys.executable))
     assert "apt-get install python3-bpfcc" in caught.value.remedy
-    by_name = {check.name: check for check in doctor.checks(child_python=Path(sys.executable))}
+    by_name = {check.name: check for check in doctor.probe_checks(child_python=Path(sys.executable))}
     assert not by_name["compiler (python3-bpfcc)"].ok
     assert "apt-get install python3-bpfcc" in by_name["run-queue probe, form tp_btf"].remedy
 
 
 def test_doctor_tries_every_form() -> None:
     with probe(*FORMS):
-        found = {check.name: check for check in doctor.checks()}
+        found = {check.name: check for check in doctor.probe_checks()}
     assert set(found) >= {f"run-queue probe, form {form}" for form in FORMS}
     assert all(check.ok or check.remedy for check in found.values())
     assert found["kernel types (BTF)"].ok

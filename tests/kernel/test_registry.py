@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from api.ports import Unavailable
-from api.samples import CgroupSample, NodeSample
+from api.interfaces import Unavailable
+from api.snapshot import CgroupSample, NodeSample
 from probes import counters, doctor, migrations, registry
-from probes.background import Background
-from probes.capabilities import missing
-from tests.kernel.probing import eventually, having, opened
+from probes.deferred_loading import DeferredLoader
+from probes.doctor import missing_capabilities
+from tests.kernel.open_probes import eventually, having, opened
 
 pytestmark = pytest.mark.kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 TRY = """
 import json, sys
-from api.ports import Unavailable
+from api.interfaces import Unavailable
 from probes.registry import BY_NAME
 try:
     probe = BY_NAME[sys.argv[1]].open()
@@ -36,31 +36,31 @@ import sys
 from pathlib import Path
 import msgspec
 from probes import doctor
-found = doctor.checks(**{name: Path(value) for name, _, value in (word.partition("=") for word in sys.argv[1:])})
+found = doctor.probe_checks(**{name: Path(value) for name, _, value in (word.partition("=") for word in sys.argv[1:])})
 print(msgspec.json.encode(found).decode())
 """
-ROWS = pytest.mark.parametrize("row", registry.ROWS, ids=lambda row: row.name)
+ROWS = pytest.mark.parametrize("row", registry.PROBES, ids=lambda row: row.name)
 NO_COUNTERS = "this machine has no hardware counters"
 ONE_NODE = "migrations attaches nothing where there is one NUMA node; test_migrations.py makes two of one"
 
 
-def there() -> list[registry.Row]:
+def there() -> list[registry.ProbeEntry]:
     """All but the one for which this machine has no counters."""
     try:
-        counters.countable(counters.EVENTS, counters.online_cpus()[0])
+        counters.countable_events(counters.EVENTS, counters.online_cpus()[0])
     except Unavailable:
-        return [row for row in registry.ROWS if row.name != "counters"]
-    return list(registry.ROWS)
+        return [row for row in registry.PROBES if row.name != "counters"]
+    return list(registry.PROBES)
 
 
-def attached() -> list[registry.Row]:
+def attached() -> list[registry.ProbeEntry]:
     """All of these but the one that has nothing to count on this machine."""
     one_node = len(set(migrations.numa_nodes_of_cpus().values())) < 2
     return [row for row in there() if not (row.name == "migrations" and one_node)]
 
 
 @ROWS
-def test_what_it_gives_are_fields_of_samples(row: registry.Row) -> None:
+def test_what_it_gives_are_fields_of_samples(row: registry.ProbeEntry) -> None:
     with opened(row.open, lacking=NO_COUNTERS) as probe:
         assert probe.name == row.name
         seen = probe.read({1: "/"})
@@ -73,14 +73,14 @@ def test_what_it_gives_are_fields_of_samples(row: registry.Row) -> None:
 
 
 @ROWS
-def test_the_stated_capabilities_are_enough(row: registry.Row) -> None:
+def test_the_stated_capabilities_are_enough(row: registry.ProbeEntry) -> None:
     with opened(row.open, lacking=NO_COUNTERS) as probe:
         form = probe.form
     assert json.loads(having(row.capabilities, TRY, row.name))[0] == form
 
 
 @ROWS
-def test_each_stated_capability_is_needed(row: registry.Row) -> None:
+def test_each_stated_capability_is_needed(row: registry.ProbeEntry) -> None:
     """Without any one of them it does not run as well, and says which capabilities it wants."""
     with opened(row.open, lacking=NO_COUNTERS) as probe:
         form = probe.form
@@ -98,14 +98,14 @@ def test_doctor_names_every_probe_and_its_capabilities() -> None:
     for row in there():
         with opened(row.open):
             pass
-    checks = doctor.checks()
+    checks = doctor.probe_checks()
     found = {check.name: check for check in checks}
     for row in there():
         check = found[f"probe {row.name}"]
         assert check.ok, check.detail
         assert check.detail.endswith((f"needs {', '.join(row.capabilities)}", NOT_NEEDED))
     optional = [check for check in checks if check.detail.startswith("optional: ")]
-    assert len(optional) == len(registry.ROWS) - len(there())
+    assert len(optional) == len(registry.PROBES) - len(there())
     assert all(check.ok and NO_COUNTERS in check.detail and "hypervisors" in check.remedy for check in optional)
 
 
@@ -121,7 +121,7 @@ def powerless() -> dict[str, dict[str, str]]:
 
 @ROWS
 def test_doctor_without_capabilities_names_those_of_each_probe(
-    row: registry.Row, powerless: dict[str, dict[str, str]]
+    row: registry.ProbeEntry, powerless: dict[str, dict[str, str]]
 ) -> None:
     with opened(row.open, lacking=NO_COUNTERS) as probe:
         if probe.form == migrations.ONE_NODE:
@@ -140,7 +140,7 @@ def test_doctor_names_only_the_missing_capability() -> None:
 
 
 def test_doctor_without_kernel_types_says_what_to_boot(tmp_path: Path) -> None:
-    with opened(registry.ROWS[0].open):
+    with opened(registry.PROBES[0].open):
         pass
     checks = crippled(("BPF", "PERFMON", "SYS_PTRACE"), f"btf={tmp_path}/none")
     assert not checks["kernel types (BTF)"]["ok"]
@@ -174,7 +174,7 @@ def test_capabilities_are_read_bit_by_bit(tmp_path: Path, effective: str, lackin
     """The fourth is SYS_ADMIN, which includes the first two, with SYS_PTRACE."""
     (tmp_path / "self").mkdir()
     (tmp_path / "self/status").write_text(f"Name:\tx\nCapEff:\t{effective}\nCapBnd:\t0\n")
-    assert missing(("BPF", "PERFMON", "SYS_PTRACE"), tmp_path) == lacking
+    assert missing_capabilities(("BPF", "PERFMON", "SYS_PTRACE"), tmp_path) == lacking
 
 
 def children() -> set[int]:
@@ -190,7 +190,7 @@ def test_all_of_them_load_in_the_background_and_the_child_ends_with_the_last() -
             pass
     before = children()
     names = [row.name for row in there()]
-    background = Background(registry.openers(names))
+    background = DeferredLoader(registry.openers(names))
     try:
         assert [probe.form for probe in background.probes] == ["loading"] * len(names)
         background.start()
@@ -222,7 +222,7 @@ def said_by(process: subprocess.Popen[str]) -> str:
 
 
 @ROWS
-def test_each_is_a_command_that_prints_json_or_a_table(row: registry.Row) -> None:
+def test_each_is_a_command_that_prints_json_or_a_table(row: registry.ProbeEntry) -> None:
     with opened(row.open, lacking=NO_COUNTERS) as probe:
         form = probe.form
     # Both at once: most of their time is the start of Python and of the compiler.
@@ -247,11 +247,11 @@ def test_without_a_name_all_are_tried_and_listed() -> None:
             pass
     said = run()
     lines = {line.split()[0]: line for line in said.splitlines() if not line.startswith(" ")}
-    assert list(lines) == ["runqlat", *registry.NAMES]
-    for row in registry.ROWS:
+    assert list(lines) == ["runqlat", *registry.PROBE_NAMES]
+    for row in registry.PROBES:
         assert row.about in lines[row.name]
         assert (lines[row.name].split()[1] == "no") == (row not in there())
-    assert (NO_COUNTERS in said) == (len(there()) < len(registry.ROWS)), "the reason is told"
+    assert (NO_COUNTERS in said) == (len(there()) < len(registry.PROBES)), "the reason is told"
 
 
 def test_an_unknown_name_is_refused_with_what_there_is() -> None:

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Config
+from agent.config.config import AgentConfig
+from agent.config.loader import parse_config
 from agent.loop import Loop
-from agent.qrm.actuator import Actuator
-from agent.qrm.knobs import KnobFiles
-from agent.sense.cgroups import CgroupReader
-from agent.sense.indicators import Indicators
-from agent.sense.node import NodeReader
-from agent.sense.pods import StaticPods
-from agent.sense.podspec import Door
-from agent.sense.schedstat import SchedstatWaits
-from agent.sense.sensor import Sensor
-from agent.settings import parse
-from api.decisions import Act, Round
-from tests.agent.sense.test_topology import sysfs
-from tests.kernel.support import cgroup, require_writable_cgroups
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.writer import KnobWriter
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
+from agent.sensors.node.node_reader import NodeReader
+from agent.sensors.pods.pod_indicators import PodIndicatorScraper
+from agent.sensors.pods.pod_spec import PodParsingContext
+from agent.sensors.pods.static_pods import StaticPods
+from agent.sensors.snapshot import Sensor
+from api.decision import ActMode, Cycle
+from tests.agent.sensors.node.test_machine import sysfs
+from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 RAMA = b"""
 intervalS: 0.5
@@ -88,17 +88,17 @@ class Rounds:
     """Keeps every round, and ends the loop when the share pool has been wide enough or time is over."""
 
     def __init__(self, wide: int, seconds: float) -> None:
-        self.kept: list[Round] = []
+        self.kept: list[Cycle] = []
         self._wide, self._deadline = wide, time.monotonic() + seconds
         self.loop: Loop | None = None
 
-    def publish(self, finished: Round) -> None:
+    def publish(self, finished: Cycle) -> None:
         self.kept.append(finished)
         if self.loop is not None and (share(finished) >= self._wide or time.monotonic() > self._deadline):
             self.loop.stop()
 
 
-def share(finished: Round) -> int:
+def share(finished: Cycle) -> int:
     """CPUs of the share pool in a round."""
     assert finished.advice is not None, finished.snapshot.sources
     return next(size.cpus for size in finished.advice.cpu.sizes if size.pool == "share")
@@ -109,9 +109,13 @@ def test_what_a_pod_says_of_its_latency_sizes_its_pool(
     target_ms: int, seconds: float, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
     hierarchy = require_writable_cgroups()
-    config: Config = parse(RAMA, "rama.yaml")
+    config: AgentConfig = parse_config(RAMA, "rama.yaml")
     tree = sysfs(tmp_path / "sys", online="0-7", cores={n: (n, 0) for n in range(8)}, nodes={0: "0-7"})
-    files, rounds, indicators = KnobFiles(hierarchy), Rounds(sizes[1] + (sizes[0] == sizes[1]), seconds), Indicators()
+    files, rounds, indicators = (
+        KnobWriter(hierarchy),
+        Rounds(sizes[1] + (sizes[0] == sizes[1]), seconds),
+        PodIndicatorScraper(),
+    )
     with (
         service() as port,
         cgroup(hierarchy, "requests") as web,
@@ -123,11 +127,11 @@ def test_what_a_pod_says_of_its_latency_sizes_its_pool(
         listed = tmp_path / "pods.yaml"
         listed.write_text(PODS.format(port=port, path=web.path, target=target_ms))
         sensor = Sensor(
-            cgroups=cgroups, node=node, sys=tree, pods=StaticPods(listed, Door()), indicators=indicators,
-            waits=SchedstatWaits(Path("/proc"), hierarchy),
+            cgroups=cgroups, node=node, sys=tree, pods=StaticPods(listed, PodParsingContext()), indicators=indicators,
+            waits=SchedstatRunqLatency(Path("/proc"), hierarchy),
         )  # fmt: skip
         loop = rounds.loop = Loop(
-            config=config, sensor=sensor, actuator=Actuator(files, None, Act.DRY_RUN), sinks=[rounds]
+            config=config, sensor=sensor, actuator=Actuator(files, None, ActMode.DRY_RUN), sinks=[rounds]
         )
 
         async def both() -> None:
@@ -141,4 +145,4 @@ def test_what_a_pod_says_of_its_latency_sizes_its_pool(
     (signal,) = region.signals
     # Within (20, 50] ms: 20 + 30 x 0.99.
     assert (signal.name, signal.current, signal.target) == ("request_p99_ms", pytest.approx(49.7), target_ms)
-    assert region.verdict.rule == "provision_rama"
+    assert region.reason.rule == "provision_rama"

@@ -12,22 +12,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.facts import Wait
-from api.histograms import BOUNDS_NS, slot_of
-from api.ports import Unavailable
-from api.rates import wait_delta
+from api.histogram import BOUNDS_NS, slot_of
+from api.interfaces import Unavailable
+from api.measurements import RunqLatency
+from api.rates import runq_latency_delta
 from probes import bpf
-from probes.groups import ROOT_ID
+from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import load
-from probes.maps import cpu_numbers
-from probes.runqlat import FORMS, RunqLat, job
-from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, eventually, probe
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from probes.maps import cpu_id_limit
+from probes.runqlat import FORMS, RunqLatencyProbe, job
+from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, eventually, probe
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
 MS = 1_000_000
-NOTHING = Wait(sum_ns=0, count=0, slots=(0,) * 27)
+NOTHING = RunqLatency(sum_ns=0, count=0, slots=(0,) * 27)
 SLEEPER = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -55,20 +55,20 @@ for _ in range(int(sys.argv[1])):
 """
 
 
-def growth(before: Mapping[int, Wait], after: Mapping[int, Wait], cgroup_id: int) -> Wait:
-    change = wait_delta(before.get(cgroup_id, NOTHING), after[cgroup_id])
+def growth(before: Mapping[int, RunqLatency], after: Mapping[int, RunqLatency], cgroup_id: int) -> RunqLatency:
+    change = runq_latency_delta(before.get(cgroup_id, NOTHING), after[cgroup_id])
     assert change is not None
     return change
 
 
 @pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[RunqLat]:
+def source(request: pytest.FixtureRequest) -> Iterator[RunqLatencyProbe]:
     with probe(request.param) as opened:
         assert opened.form == request.param
         yield opened
 
 
-def test_two_burners_on_one_cpu_wait_for_each_other(source: RunqLat) -> None:
+def test_two_burners_on_one_cpu_wait_for_each_other(source: RunqLatencyProbe) -> None:
     """A burner is always runnable, so what it did not run of T it waited; two of equal weight get the same share."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "a") as first, cgroup(hierarchy, "b") as second:
@@ -151,7 +151,7 @@ def require_fifo(group: TestCgroup) -> None:
 
 
 @pytest.mark.parametrize("fifo", [False, True], ids=["normal", "fifo"])
-def test_a_cpu_held_for_20_ms_puts_the_wait_into_its_slot(source: RunqLat, fifo: bool) -> None:
+def test_a_cpu_held_for_20_ms_puts_the_wait_into_its_slot(source: RunqLatencyProbe, fifo: bool) -> None:
     """20 ms lies in (16.384, 32.768]; a FIFO sleeper shows that the run queue is found for every scheduling class."""
     times = 15
     with cgroup(require_writable_cgroups(), "held") as group:
@@ -171,7 +171,7 @@ def test_a_cpu_held_for_20_ms_puts_the_wait_into_its_slot(source: RunqLat, fifo:
     assert 19 * MS * (times - 2) <= wait.sum_ns <= 35 * MS * times
 
 
-def test_a_task_moved_while_it_waits_keeps_its_whole_wait(source: RunqLat) -> None:
+def test_a_task_moved_while_it_waits_keeps_its_whole_wait(source: RunqLatencyProbe) -> None:
     """The scheduler stamps it anew on the other CPU; the 10 ms before that must not be lost."""
     others = os.sched_getaffinity(0) - {LAST_CPU}
     if not others:
@@ -241,12 +241,12 @@ def test_a_seat_that_is_taken_over_from_a_task_moved_in_its_sleep_is_a_loss(form
         pytest.skip("needs two CPUs")
     with probe(form):
         pass
-    small = job((form,), cpu_numbers())
+    small = job((form,), cpu_id_limit())
     small = msgspec.structs.replace(small, constants={**small.constants, "SEATS": 1})
     with load(small) as loaded, cgroup(require_writable_cgroups(), "napper") as group:
         if "dtse_rql_move" not in loaded.programs:
             pytest.skip("this kernel takes sleeping tasks out of the run queue")
-        source = RunqLat(loaded)
+        source = RunqLatencyProbe(loaded)
         move_in_its_sleep(group, cpus)
         source.read({})
         lost = source.lost()
@@ -279,7 +279,7 @@ def _own_cgroups() -> list[str]:
     return Path("/proc/self/cgroup").read_text().splitlines()
 
 
-def test_tasks_outside_every_cgroup_count_as_the_roots(source: RunqLat) -> None:
+def test_tasks_outside_every_cgroup_count_as_the_roots(source: RunqLatencyProbe) -> None:
     """A new session gets an autogroup, whose task group has no cgroup."""
     groups = {c: path for _, names, path in (line.split(":", 2) for line in _own_cgroups()) for c in names.split(",")}
     here = groups.get("cpu", groups.get(""))
@@ -288,7 +288,7 @@ def test_tasks_outside_every_cgroup_count_as_the_roots(source: RunqLat) -> None:
     before = source.read({})
     nap = "import time\nfor _ in range(300): time.sleep(0.001)"
     subprocess.run([sys.executable, "-c", nap], start_new_session=True, check=True)
-    assert growth(before, source.read({}), ROOT_ID).count >= 300
+    assert growth(before, source.read({}), ROOT_CGROUP_ID).count >= 300
 
 
 def test_a_dead_cgroup_is_forgotten_after_two_listings_and_its_place_used_again() -> None:
@@ -299,7 +299,7 @@ def test_a_dead_cgroup_is_forgotten_after_two_listings_and_its_place_used_again(
             dead.start([sys.executable, "-c", "pass"]).wait()
             assert number in source.read({number: dead.path})
             assert number in source.read({number: dead.path})
-        listing = {ROOT_ID: "/"}
+        listing = {ROOT_CGROUP_ID: "/"}
         assert number in source.read(listing)
         assert number in source.read(listing), "the same listing twice is one listing"
         assert number in source.read(dict(listing)), "retired in this read, gone from the next"
@@ -311,9 +311,9 @@ def test_counters_survive_listings_that_have_their_cgroup_again() -> None:
     hierarchy = require_writable_cgroups()
     with probe("tp_btf", "raw_tp", "classic") as source, cgroup(hierarchy, "late") as late:
         late.start([sys.executable, "-c", "pass"]).wait()
-        first = source.read({ROOT_ID: "/"})[late.id]
+        first = source.read({ROOT_CGROUP_ID: "/"})[late.id]
         assert source.read({late.id: late.path})[late.id].count >= first.count
-        assert source.read({ROOT_ID: "/"})[late.id].count >= first.count
+        assert source.read({ROOT_CGROUP_ID: "/"})[late.id].count >= first.count
 
 
 def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
@@ -321,10 +321,10 @@ def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
     hierarchy = require_writable_cgroups()
     with probe("tp_btf", "raw_tp", "classic") as example:
         form = example.form
-    small = job((form,), cpu_numbers())
+    small = job((form,), cpu_id_limit())
     small = msgspec.structs.replace(small, constants={**small.constants, "PLACES": 16})
     with load(small) as loaded:
-        source = RunqLat(loaded)
+        source = RunqLatencyProbe(loaded)
         made = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-full-{n}") for n in range(24)]
         try:
             for group in made:
@@ -338,7 +338,7 @@ def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
                 group.close()
 
 
-def test_statistics_count_every_run(source: RunqLat) -> None:
+def test_statistics_count_every_run(source: RunqLatencyProbe) -> None:
     held = bpf.enable_stats()
     try:
         before, waits = source.stats()["dtse_runqlat"], source.read({})
@@ -351,7 +351,7 @@ def test_statistics_count_every_run(source: RunqLat) -> None:
     assert after.run_time_ns > before.run_time_ns
 
 
-def test_a_closed_probe_says_so(source: RunqLat) -> None:
+def test_a_closed_probe_says_so(source: RunqLatencyProbe) -> None:
     source.close()
     source.close()
     with pytest.raises(Unavailable, match="is closed"):

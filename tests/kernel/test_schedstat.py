@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.sense.schedstat import SchedstatWaits
-from tests.kernel.support import cgroup, require_root, require_writable_cgroups
+from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
+from tests.kernel.real_cgroups import cgroup, require_root, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 SHORT = (
@@ -22,7 +22,7 @@ SHORT = (
 def test_two_burners_on_one_cpu_wait_one_cpu_second_a_second() -> None:
     """At any time one runs and one waits. What else runs on that CPU makes both wait, hence the wide upper bound."""
     hierarchy = require_writable_cgroups()
-    source = SchedstatWaits(Path("/proc"), hierarchy)
+    source = SchedstatRunqLatency(Path("/proc"), hierarchy)
     with cgroup(hierarchy, "schedstat") as group:
         cpu = min(os.sched_getaffinity(0))
         for process in group.burn(2):
@@ -39,7 +39,7 @@ def test_two_burners_on_one_cpu_wait_one_cpu_second_a_second() -> None:
 
 def test_threads_that_end_do_not_take_their_waits_with_them() -> None:
     hierarchy = require_writable_cgroups()
-    source = SchedstatWaits(Path("/proc"), hierarchy)
+    source = SchedstatRunqLatency(Path("/proc"), hierarchy)
     with cgroup(hierarchy, "short") as group:
         process = group.start([sys.executable, "-c", SHORT])
         live, last = {group.id: group.path}, (0, 0)

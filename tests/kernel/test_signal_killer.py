@@ -16,24 +16,23 @@ import pytest
 
 from agent.config.eviction import EvictionConfig
 from agent.eviction import signals
-from agent.eviction.killer import carry_out
-from agent.eviction.manager import judge
-from agent.eviction.signals import SignalKiller
-from agent.eviction.situation import Situation
-from agent.eviction.state import EvictionMemory
-from agent.hierarchy import Hierarchy
-from agent.sense.cgroups import CgroupReader
-from agent.sense.indicators import Indicators
-from agent.sense.node import NodeReader
-from agent.sense.schedstat import SchedstatWaits
-from agent.sense.sensor import Sensor
+from agent.eviction.eviction_inputs import EvictionInputs
+from agent.eviction.manager import EvictionState, evaluate_evictions
+from agent.eviction.runner import evict_victims
+from agent.eviction.signals import SignalEvictor
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
+from agent.sensors.node.node_reader import NodeReader
+from agent.sensors.pods.pod_indicators import PodIndicatorScraper
+from agent.sensors.snapshot import Sensor
 from api.advice import Headroom
-from api.evictions import Evictions, KillEvent, KillReason, Victim
-from api.knobs import Verdict
-from api.pods import Container, Pod
+from api.eviction import EvictionEvent, EvictionEventReason, EvictionResult, EvictionVictim
+from api.knobs import Reason
+from api.pod import Container, Pod
 from api.qos import QoSLevel
 from tests.agent.eviction.builders import situation
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -88,8 +87,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def killer(hierarchy: Hierarchy, clock: Clock) -> Iterator[SignalKiller]:
-    made = SignalKiller(hierarchy, clock=clock)
+def killer(hierarchy: Hierarchy, clock: Clock) -> Iterator[SignalEvictor]:
+    made = SignalEvictor(hierarchy, clock=clock)
     yield made
     made.close()
 
@@ -129,13 +128,13 @@ def inside(group: TestCgroup, hierarchy: Hierarchy) -> Iterator[None]:
         (primary / home.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def reasons(events: Sequence[KillEvent]) -> list[KillReason]:
+def reasons(events: Sequence[EvictionEvent]) -> list[EvictionEventReason]:
     return [event.reason for event in events]
 
 
-def until(killer: SignalKiller, done: Callable[[list[KillEvent]], bool]) -> list[KillEvent]:
+def until(killer: SignalEvictor, done: Callable[[list[EvictionEvent]], bool]) -> list[EvictionEvent]:
     """Outcomes until that is so; a machine that needs a minute for it is broken."""
-    events: list[KillEvent] = []
+    events: list[EvictionEvent] = []
     for _ in range(600):
         events += killer.outcomes()
         if done(events):
@@ -144,37 +143,37 @@ def until(killer: SignalKiller, done: Callable[[list[KillEvent]], bool]) -> list
     pytest.fail(f"still {events}")
 
 
-def gone(events: list[KillEvent]) -> bool:
-    return KillReason.SUCCEEDED in reasons(events)
+def gone(events: list[EvictionEvent]) -> bool:
+    return EvictionEventReason.SUCCEEDED in reasons(events)
 
 
-def test_a_pod_that_obeys_is_asked_and_is_gone(killer: SignalKiller, group: TestCgroup) -> None:
+def test_a_pod_that_obeys_is_asked_and_is_gone(killer: SignalEvictor, group: TestCgroup) -> None:
     processes = [run(group, SLEEP), run(group, SLEEP)]
     killer.evict(pod(group.path), 30.0, "because")
-    assert killer.leaving == {"default/p"}
+    assert killer.terminating == {"default/p"}
     events = until(killer, gone)
-    assert reasons(events) == [KillReason.CREATED, KillReason.SUCCEEDED]
+    assert reasons(events) == [EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED]
     assert [process.wait() for process in processes] == [-15, -15]
     assert events[0].message == "Successfully create eviction; reason: because"
     assert events[1].message == "Evicted pod has been deleted physically; reason: because"
-    assert not killer.leaving
+    assert not killer.terminating
 
 
 def test_who_ignores_it_is_killed_after_the_grace_and_not_before(
-    killer: SignalKiller, group: TestCgroup, clock: Clock
+    killer: SignalEvictor, group: TestCgroup, clock: Clock
 ) -> None:
     process = run(group, DEAF)
     killer.evict(pod(group.path), 5.0, "r")
     clock.now_ns += 5 * S - 1
-    assert reasons(killer.outcomes()) == [KillReason.CREATED]
+    assert reasons(killer.outcomes()) == [EvictionEventReason.CREATED]
     assert process.poll() is None
     clock.now_ns += 1
-    assert reasons(until(killer, gone)) == [KillReason.SUCCEEDED]
+    assert reasons(until(killer, gone)) == [EvictionEventReason.SUCCEEDED]
     assert process.wait() == -9
 
 
 def test_a_shorter_grace_replaces_a_longer_one_and_a_longer_one_nothing(
-    killer: SignalKiller, group: TestCgroup, clock: Clock
+    killer: SignalEvictor, group: TestCgroup, clock: Clock
 ) -> None:
     process = run(group, DEAF)
     killer.evict(pod(group.path), 60.0, "slow")
@@ -182,21 +181,21 @@ def test_a_shorter_grace_replaces_a_longer_one_and_a_longer_one_nothing(
     killer.evict(pod(group.path), 1.0, "fast")
     killer.evict(pod(group.path), 600.0, "slower")
     clock.now_ns += S - 1
-    assert reasons(killer.outcomes()) == [KillReason.CREATED]
+    assert reasons(killer.outcomes()) == [EvictionEventReason.CREATED]
     clock.now_ns += 1
     events = until(killer, gone)
     assert process.wait() == -9
     assert events[-1].message.endswith("reason: fast")
 
 
-def test_no_grace_kills_at_once(killer: SignalKiller, group: TestCgroup) -> None:
+def test_no_grace_kills_at_once(killer: SignalEvictor, group: TestCgroup) -> None:
     process = run(group, DEAF)
     killer.evict(pod(group.path), 0.0, "r")
     assert process.wait() == -9
-    assert reasons(until(killer, gone)) == [KillReason.CREATED, KillReason.SUCCEEDED]
+    assert reasons(until(killer, gone)) == [EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED]
 
 
-def test_forks_do_not_outrun_it(killer: SignalKiller, group: TestCgroup, clock: Clock) -> None:
+def test_forks_do_not_outrun_it(killer: SignalEvictor, group: TestCgroup, clock: Clock) -> None:
     run(group, FORKS)
     killer.evict(pod(group.path), 1.0, "r")
     clock.now_ns += S
@@ -204,7 +203,7 @@ def test_forks_do_not_outrun_it(killer: SignalKiller, group: TestCgroup, clock: 
     assert (group.dirs[0] / "cgroup.procs").read_text() == ""
 
 
-def test_cgroups_below_are_the_pods_too(killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy) -> None:
+def test_cgroups_below_are_the_pods_too(killer: SignalEvictor, group: TestCgroup, hierarchy: Hierarchy) -> None:
     inner = TestCgroup(hierarchy, f"{group.path}/inner")
     try:
         process = run(inner, SLEEP)
@@ -215,7 +214,7 @@ def test_cgroups_below_are_the_pods_too(killer: SignalKiller, group: TestCgroup,
         inner.close()
 
 
-def test_nobody_outside_is_hit(killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy) -> None:
+def test_nobody_outside_is_hit(killer: SignalEvictor, group: TestCgroup, hierarchy: Hierarchy) -> None:
     with cgroup(hierarchy, "evict-not") as other:
         stays, leaves = run(other, SLEEP), run(group, SLEEP)
         killer.evict(pod(group.path), 0.0, "r")
@@ -225,7 +224,7 @@ def test_nobody_outside_is_hit(killer: SignalKiller, group: TestCgroup, hierarch
 
 
 def test_who_moved_away_meanwhile_is_spared(
-    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+    killer: SignalEvictor, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
 ) -> None:
     with cgroup(hierarchy, "evict-away") as other:
         process = run(group, DEAF)
@@ -233,14 +232,14 @@ def test_who_moved_away_meanwhile_is_spared(
         for directory in other.dirs:
             (directory / "cgroup.procs").write_text(str(process.pid))
         clock.now_ns += 10 * S
-        assert reasons(until(killer, gone)) == [KillReason.CREATED, KillReason.SUCCEEDED]
+        assert reasons(until(killer, gone)) == [EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED]
         assert process.poll() is None
         process.kill()
         process.wait()
 
 
 def test_a_cgroup_of_the_same_path_is_another(
-    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+    killer: SignalEvictor, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
 ) -> None:
     first = TestCgroup(hierarchy, f"{group.path}/pod")
     old = run(first, DEAF)
@@ -259,35 +258,35 @@ def test_a_cgroup_of_the_same_path_is_another(
 
 
 def test_who_is_started_again_in_the_same_cgroup_is_another(
-    killer: SignalKiller, group: TestCgroup, clock: Clock
+    killer: SignalEvictor, group: TestCgroup, clock: Clock
 ) -> None:
     old = run(group, SLEEP)
     killer.evict(pod(group.path), 5.0, "r")
     assert old.wait() == -15
     fresh = run(group, SLEEP)
     clock.now_ns += 10 * S
-    assert reasons(killer.outcomes()) == [KillReason.CREATED, KillReason.SUCCEEDED]
-    assert (fresh.poll(), killer.leaving) == (None, frozenset())
+    assert reasons(killer.outcomes()) == [EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED]
+    assert (fresh.poll(), killer.terminating) == (None, frozenset())
     # It can be asked in its turn.
     killer.evict(pod(group.path), 5.0, "r")
     assert fresh.wait() == -15
 
 
 def test_a_container_that_is_started_again_is_spared_while_another_one_goes_on(
-    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+    killer: SignalEvictor, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
 ) -> None:
     with cgroup(hierarchy, "evict-second") as other:
         obeys, ignores = run(group, SLEEP), run(other, DEAF)
         killer.evict(pod(group.path, other.path), 5.0, "r")
         assert obeys.wait() == -15
         fresh = run(group, SLEEP)
-        assert reasons(killer.outcomes()) == [KillReason.CREATED]
+        assert reasons(killer.outcomes()) == [EvictionEventReason.CREATED]
         clock.now_ns += 5 * S
         until(killer, gone)
         assert (ignores.wait(), fresh.poll()) == (-9, None)
 
 
-def test_children_of_who_was_asked_have_to_leave_too(killer: SignalKiller, group: TestCgroup, clock: Clock) -> None:
+def test_children_of_who_was_asked_have_to_leave_too(killer: SignalEvictor, group: TestCgroup, clock: Clock) -> None:
     """The parent is gone before the grace is over; the child was seen beside it, and is killed."""
     parent = run(group, FORK_WHEN_ASKED)
     killer.evict(pod(group.path), 5.0, "r")
@@ -295,17 +294,17 @@ def test_children_of_who_was_asked_have_to_leave_too(killer: SignalKiller, group
         if len((group.dirs[0] / "cgroup.procs").read_text().split()) == 2:
             break
         time.sleep(0.05)
-    assert reasons(killer.outcomes()) == [KillReason.CREATED]
+    assert reasons(killer.outcomes()) == [EvictionEventReason.CREATED]
     parent.kill()
     parent.wait()
-    assert (reasons(killer.outcomes()), killer.leaving) == ([], {"default/p"})
+    assert (reasons(killer.outcomes()), killer.terminating) == ([], {"default/p"})
     clock.now_ns += 5 * S
     until(killer, gone)
     assert (group.dirs[0] / "cgroup.procs").read_text() == ""
 
 
 def test_what_cannot_be_signalled_is_told_once_and_tried_again(
-    killer: SignalKiller, group: TestCgroup, clock: Clock
+    killer: SignalEvictor, group: TestCgroup, clock: Clock
 ) -> None:
     process = run(group, DEAF)
 
@@ -313,31 +312,31 @@ def test_what_cannot_be_signalled_is_told_once_and_tried_again(
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(signals, "_signal", forbidden)
-        patched.setattr(signals, "_end", forbidden)
+        patched.setattr(signals, "_signal_cgroup", forbidden)
+        patched.setattr(signals, "_kill_cgroup", forbidden)
         killer.evict(pod(group.path), 5.0, "r")
-        assert (killer.stuck, killer.leaving) == ({"default/p"}, {"default/p"})
+        assert (killer.stuck, killer.terminating) == ({"default/p"}, {"default/p"})
         events = list(killer.outcomes())
         for _ in range(20):
             clock.now_ns += 5 * S
             events += killer.outcomes()
-    assert reasons(events) == [KillReason.CREATED, KillReason.FAILED, KillReason.EXCEEDED]
+    assert reasons(events) == [EvictionEventReason.CREATED, EvictionEventReason.FAILED, EvictionEventReason.EXCEEDED]
     assert events[1].message == "processes cannot be signalled: Operation not permitted; reason: r"
     assert process.poll() is None
     until(killer, gone)
-    assert (process.wait(), killer.stuck, killer.leaving) == (-9, frozenset(), frozenset())
+    assert (process.wait(), killer.stuck, killer.terminating) == (-9, frozenset(), frozenset())
 
 
 def test_the_agents_own_pod_is_refused(
-    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+    killer: SignalEvictor, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
 ) -> None:
     with inside(group, hierarchy):
         killer.evict(pod(group.path), 0.0, "r")
     events = list(killer.outcomes())
-    assert reasons(events) == [KillReason.FAILED]
+    assert reasons(events) == [EvictionEventReason.FAILED]
     assert events[0].message == "the agent itself runs in this pod; reason: r"
     assert events[0].warning
-    assert (killer.leaving, killer.stuck) == (frozenset(), {"default/p"})
+    assert (killer.terminating, killer.stuck) == (frozenset(), {"default/p"})
     # After a minute it may be asked again.
     clock.now_ns += 60 * S - 1
     killer.outcomes()
@@ -348,7 +347,7 @@ def test_the_agents_own_pod_is_refused(
 
 
 def test_the_agent_that_joins_a_pod_on_its_way_out_is_spared(
-    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
+    killer: SignalEvictor, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
 ) -> None:
     process = run(group, DEAF)
     killer.evict(pod(group.path), 1.0, "r")
@@ -360,13 +359,13 @@ def test_the_agent_that_joins_a_pod_on_its_way_out_is_spared(
 
 
 @pytest.mark.parametrize("path", ["/dioptase-test-nobody", "/", "/../dioptase-test-nobody"])
-def test_a_pod_without_cgroups_fails_visibly(killer: SignalKiller, path: str) -> None:
+def test_a_pod_without_cgroups_fails_visibly(killer: SignalEvictor, path: str) -> None:
     killer.evict(pod(path), 1.0, "r")
     events = list(killer.outcomes())
     assert [(event.reason, event.message) for event in events] == [
-        (KillReason.FAILED, "no cgroup of the pod is there; reason: r")
+        (EvictionEventReason.FAILED, "no cgroup of the pod is there; reason: r")
     ]
-    assert not killer.leaving
+    assert not killer.terminating
 
 
 def test_a_pod_that_outlives_its_kill_is_told_of_once(tmp_path: Path, clock: Clock) -> None:
@@ -376,39 +375,41 @@ def test_a_pod_that_outlives_its_kill_is_told_of_once(tmp_path: Path, clock: Clo
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     (tmp_path / "stuck").mkdir()
     (tmp_path / "stuck/cgroup.procs").write_text(f"{dead.pid}\n")
-    killer = SignalKiller(Hierarchy(v1={"cpu": tmp_path}, v2=None), clock=clock)
+    killer = SignalEvictor(Hierarchy(v1={"cpu": tmp_path}, v2=None), clock=clock)
     killer.evict(pod("/stuck"), 60.0, "r")
     clock.now_ns += 90 * S - 1
-    assert reasons(killer.outcomes()) == [KillReason.CREATED]
+    assert reasons(killer.outcomes()) == [EvictionEventReason.CREATED]
     clock.now_ns += 1
     late = list(killer.outcomes())
-    assert reasons(late) == [KillReason.EXCEEDED]
+    assert reasons(late) == [EvictionEventReason.EXCEEDED]
     assert late[0].message == "processes are left 90 s after the pod was asked to leave within 60 s; reason: r"
     clock.now_ns += 90 * S
     assert not killer.outcomes()
-    assert killer.leaving == killer.stuck == {"default/p"}
+    assert killer.terminating == killer.stuck == {"default/p"}
     dead.wait()
     killer.close()
 
 
-def test_from_a_threshold_to_a_pod_that_is_gone(killer: SignalKiller, group: TestCgroup, clock: Clock) -> None:
+def test_from_a_threshold_to_a_pod_that_is_gone(killer: SignalEvictor, group: TestCgroup, clock: Clock) -> None:
     process = run(group, SLEEP)
     container = Container(name="c", cgroup=group.path, reclaimed_cpu_cores=9.0)
     leaves = msgspec.structs.replace(pod(group.path), containers=(container,))
     stays = msgspec.structs.replace(leaves, uid="u", name="other")
     config = EvictionConfig(plugins=("reclaimed-resource-pressure-eviction-plugin",), skipped_labels=("keep",))
 
-    def judged(at_s: float, memory: EvictionMemory) -> tuple[Evictions, EvictionMemory]:
+    def judged(at_s: float, memory: EvictionState) -> tuple[EvictionResult, EvictionState]:
         pods = [msgspec.structs.replace(stays, labels={"keep": ""}), leaves]
-        promised = Headroom(cores=2.0, verdict=Verdict(rule="r", text="t"))
-        at = situation(at_s, pods, samples={group.path.strip("/"): {}}, headroom=promised, leaving=killer.leaving)
-        evictions, memory = judge(at, memory, config)
-        carry_out(evictions, pods, killer)
+        promised = Headroom(cores=2.0, reason=Reason(rule="r", text="t"))
+        at = situation(
+            at_s, pods, samples={group.path.strip("/"): {}}, headroom=promised, terminating=killer.terminating
+        )
+        evictions, memory = evaluate_evictions(at, memory, config)
+        evict_victims(evictions, pods, killer)
         return evictions, memory
 
-    evictions, memory = judged(100.0, EvictionMemory())
+    evictions, memory = judged(100.0, EvictionState())
     assert [victim.pod for victim in evictions.victims] == ["default/p"]
-    assert killer.leaving == {"default/p"}
+    assert killer.terminating == {"default/p"}
     evictions, _ = judged(105.0, memory)
     assert evictions.victims == ()
     events = until(killer, gone)
@@ -417,12 +418,12 @@ def test_from_a_threshold_to_a_pod_that_is_gone(killer: SignalKiller, group: Tes
 
 
 @pytest.mark.parametrize("fields", [{"dry_run": True}, {"notify": True}])
-def test_who_is_only_shown_or_told_is_not_handed_over(killer: SignalKiller, fields: dict[str, bool]) -> None:
-    victim = Victim(
-        pod="default/p", uid="default/p", plugin="x", scope="", verdict=Verdict(rule="r", text="t"), forced=False,
+def test_who_is_only_shown_or_told_is_not_handed_over(killer: SignalEvictor, fields: dict[str, bool]) -> None:
+    victim = EvictionVictim(
+        pod="default/p", uid="default/p", plugin="x", scope="", reason=Reason(rule="r", text="t"), forced=False,
         grace_s=0, **fields,
     )  # fmt: skip
-    carry_out(Evictions(victims=(victim,)), [pod("/nobody")], killer)
+    evict_victims(EvictionResult(victims=(victim,)), [pod("/nobody")], killer)
     assert not killer.outcomes()
 
 
@@ -437,7 +438,7 @@ class OnePod:
 
 
 def test_from_the_kernels_files_to_a_pod_that_is_gone(
-    killer: SignalKiller, group: TestCgroup, hierarchy: Hierarchy
+    killer: SignalEvictor, group: TestCgroup, hierarchy: Hierarchy
 ) -> None:
     """Eight MiB that it wrote to inside the cgroup, and little else; it requested one."""
     process = run(group, "data = b'x' * (8 << 20)\n" + SLEEP)
@@ -445,15 +446,15 @@ def test_from_the_kernels_files_to_a_pod_that_is_gone(
     over = msgspec.structs.replace(pod(group.path), containers=(container,))
     with closing(CgroupReader(hierarchy)) as cgroups, closing(NodeReader(Path("/proc"), Path("/sys"))) as node:
         sensor = Sensor(
-            cgroups=cgroups, node=node, sys=Path("/sys"), pods=OnePod(over), indicators=Indicators(),
-            waits=SchedstatWaits(Path("/proc"), hierarchy),
+            cgroups=cgroups, node=node, sys=Path("/sys"), pods=OnePod(over), indicators=PodIndicatorScraper(),
+            waits=SchedstatRunqLatency(Path("/proc"), hierarchy),
         )  # fmt: skip
         now_ns = time.monotonic_ns()
         snapshot = sensor.snapshot(1, now_ns, time.time_ns())
         config = EvictionConfig(plugins=("rss-overuse-eviction-plugin",))
-        evictions, _ = judge(Situation(snapshot=snapshot, now_ns=now_ns), EvictionMemory(), config)
+        evictions, _ = evaluate_evictions(EvictionInputs(snapshot=snapshot, now_ns=now_ns), EvictionState(), config)
     assert [victim.pod for victim in evictions.victims] == ["default/p"]
     assert 8 <= (evictions.thresholds[0].observed or 0) < 16
-    carry_out(evictions, snapshot.pods, killer)
+    evict_victims(evictions, snapshot.pods, killer)
     until(killer, gone)
     assert process.wait() == -15

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from api.facts import Net
-from probes.sockets import Sockets, decode, open_sockets
-from tests.kernel.probing import opened, started_in
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.measurements import SocketTraffic
+from probes.sockets import SocketsProbe, decode, open_sockets
+from tests.kernel.open_probes import opened, started_in
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
 TRACEPOINTS = ("tp_btf", "raw_tp")
 """Forms that run at tracepoints. Where functions can be probed, in a VM, tests/vm/test_probes_forms.py does that."""
-NONE = Net(**dict.fromkeys(Net.__struct_fields__, 0))
+NONE = SocketTraffic(**dict.fromkeys(SocketTraffic.__struct_fields__, 0))
 SERVER = """
 import socket
 with socket.create_server(("127.0.0.1", 0)) as server:
@@ -103,7 +103,7 @@ with socket.socket() as client:
 
 
 @pytest.fixture(params=TRACEPOINTS)
-def source(request: pytest.FixtureRequest) -> Iterator[Sockets]:
+def source(request: pytest.FixtureRequest) -> Iterator[SocketsProbe]:
     with opened(open_sockets, request.param) as probe:
         assert probe.form == request.param
         yield probe
@@ -114,9 +114,9 @@ def hierarchy() -> Hierarchy:
     return require_writable_cgroups()
 
 
-def traffic(source: Sockets, group: TestCgroup) -> Net:
+def traffic(source: SocketsProbe, group: TestCgroup) -> SocketTraffic:
     found = source.read({}).cgroups.get(group.id, {}).get("net", NONE)
-    assert isinstance(found, Net)
+    assert isinstance(found, SocketTraffic)
     return found
 
 
@@ -135,7 +135,7 @@ def ending(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
         process.stdout.close()
 
 
-def test_what_one_sends_the_other_receives_to_the_byte(source: Sockets, hierarchy: Hierarchy) -> None:
+def test_what_one_sends_the_other_receives_to_the_byte(source: SocketsProbe, hierarchy: Hierarchy) -> None:
     size = 10_000_019
     with cgroup(hierarchy, "client") as one, cgroup(hierarchy, "server") as other:
         server = started_in(other, SERVER)
@@ -153,7 +153,7 @@ def test_what_one_sends_the_other_receives_to_the_byte(source: Sockets, hierarch
     assert source.problem() is None
 
 
-def test_a_thousand_datagrams_are_a_thousand_packets(source: Sockets, hierarchy: Hierarchy) -> None:
+def test_a_thousand_datagrams_are_a_thousand_packets(source: SocketsProbe, hierarchy: Hierarchy) -> None:
     with cgroup(hierarchy, "ping") as one, cgroup(hierarchy, "echo") as other:
         server = started_in(other, ECHO, "1000")
         client = started_in(one, PING, line(server), "1000")
@@ -167,7 +167,7 @@ def test_a_thousand_datagrams_are_a_thousand_packets(source: Sockets, hierarchy:
     assert asked.tcp_sent_bytes == answered.tcp_sent_bytes == 0
 
 
-def test_segments_are_those_of_the_kernels_own_books(source: Sockets, hierarchy: Hierarchy) -> None:
+def test_segments_are_those_of_the_kernels_own_books(source: SocketsProbe, hierarchy: Hierarchy) -> None:
     """40 connections alone in a network namespace, against its /proc/net/snmp: there, what one sends the other receives.
 
     The answer to a connection's first segment is the listener's, and no task sent it. InSegs is no measure: it counts
@@ -191,7 +191,9 @@ def alone(setup: str) -> tuple[str, ...]:
     return ("unshare", "--net", "sh", "-ec", f'{setup}; exec "$@"', "sh")
 
 
-def test_retransmits_are_the_senders_whoever_runs_when_the_timer_fires(source: Sockets, hierarchy: Hierarchy) -> None:
+def test_retransmits_are_the_senders_whoever_runs_when_the_timer_fires(
+    source: SocketsProbe, hierarchy: Hierarchy
+) -> None:
     setup = (
         "ip link add v0 type veth peer name v1; ip addr add 10.99.0.1/24 dev v0; ip link set v0 up; ip link set v1 up;"
         " ip neigh add 10.99.0.2 lladdr 02:00:00:00:00:02 dev v0 nud permanent"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.softirq import FORMS, VECTORS, SoftIrq, decode, open_softirq
-from tests.kernel.probing import opened
+from probes.softirq import FORMS, VECTORS, SoftIrqProbe, decode, open_softirq
+from tests.kernel.open_probes import opened
 
 pytestmark = pytest.mark.kernel
 
@@ -19,13 +19,13 @@ Times = Mapping[int, Mapping[str, int]]
 
 
 @pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[SoftIrq]:
+def source(request: pytest.FixtureRequest) -> Iterator[SoftIrqProbe]:
     with opened(open_softirq, request.param) as probe:
         assert probe.form == request.param
         yield probe
 
 
-def times(source: SoftIrq) -> Times:
+def times(source: SoftIrqProbe) -> Times:
     found = source.read({}).node["softirq_ns"]
     assert isinstance(found, dict)
     return found
@@ -57,7 +57,7 @@ def accounted_s() -> float:
     return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[7]) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_flood_on_loopback_is_time_in_net_rx(source: SoftIrq) -> None:
+def test_a_flood_on_loopback_is_time_in_net_rx(source: SoftIrqProbe) -> None:
     """At least 0.3 us and at most 20 us a datagram of 1,000 bytes, and less than the time that the flood took."""
     times(source)
     before, started = times(source), time.monotonic_ns()
@@ -68,7 +68,7 @@ def test_a_flood_on_loopback_is_time_in_net_rx(source: SoftIrq) -> None:
     assert spent < elapsed * os.sysconf("SC_NPROCESSORS_ONLN")
 
 
-def test_a_second_without_packets_has_little_net_rx(source: SoftIrq) -> None:
+def test_a_second_without_packets_has_little_net_rx(source: SoftIrqProbe) -> None:
     """The contrast to the flood: what grows above is the flood's."""
     before = times(source)
     sent = flood(0.5)
@@ -79,7 +79,7 @@ def test_a_second_without_packets_has_little_net_rx(source: SoftIrq) -> None:
     assert grown(between, after, "NET_RX") < grown(before, between, "NET_RX") / 4
 
 
-def test_the_sum_is_what_the_kernel_accounts(source: SoftIrq) -> None:
+def test_the_sum_is_what_the_kernel_accounts(source: SoftIrqProbe) -> None:
     """/proc/stat is exact only where the kernel was built with IRQ_TIME_ACCOUNTING, else it samples at ticks: within a half."""
     before, accounted = times(source), accounted_s()
     flood(3.0)
@@ -90,7 +90,7 @@ def test_the_sum_is_what_the_kernel_accounts(source: SoftIrq) -> None:
     assert ours == pytest.approx(accounted, rel=0.5)
 
 
-def test_timers_tick_on_every_cpu_that_is_counted(source: SoftIrq) -> None:
+def test_timers_tick_on_every_cpu_that_is_counted(source: SoftIrqProbe) -> None:
     time.sleep(0.3)
     found = times(source)
     assert found.keys() <= set(range(os.cpu_count() or 1))

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from api.facts import Load, ThreadStates
-from api.load import DECAYS, FIXED_1, FSHIFT, fixed_power_int
-from api.ports import Seen, Unavailable
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.interfaces import ProbeReading, Unavailable
+from api.load_average import DECAYS, FIXED_POINT_ONE, FSHIFT, fixed_power_int
+from api.measurements import LoadAverages, ThreadStates
 from probes import bpf
 from probes.loader import load
-from probes.threads import FORMS, NOBODY, TaskIterator, Threads, job, open_threads
-from tests.kernel.probing import eventually, opened
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from probes.threads import FORMS, NO_THREADS, TaskIterator, ThreadsProbe, job, open_threads
+from tests.kernel.open_probes import eventually, opened
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -47,7 +47,7 @@ while True:
 
 
 @pytest.fixture(params=FORMS)
-def probe(request: pytest.FixtureRequest) -> Iterator[Threads]:
+def probe(request: pytest.FixtureRequest) -> Iterator[ThreadsProbe]:
     with opened(open_threads, request.param) as source:
         assert source.form == request.param
         yield source
@@ -71,13 +71,13 @@ def _released(fifo: Path, parents: list[subprocess.Popen[bytes]]) -> bool:
     return all(parent.poll() is not None for parent in parents)
 
 
-def states_of(seen: Seen, group: TestCgroup) -> ThreadStates:
+def states_of(seen: ProbeReading, group: TestCgroup) -> ThreadStates:
     found = seen.cgroups[group.id]["threads_by_state"]
     assert isinstance(found, ThreadStates)
     return found
 
 
-def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: Threads, tmp_path: Path) -> None:
+def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: ThreadsProbe, tmp_path: Path) -> None:
     hierarchy = require_writable_cgroups()
     iowait = 0 if probe.form == "iterator" else None
     # The two children of the uninterruptible ones sleep as well.
@@ -96,13 +96,13 @@ def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: Threads, t
             assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 2, SLOW_S)
             group.burn(3)
             # Whoever has just started may wait for its program's pages; then it is 20 times in a row as expected.
-            assert eventually(lambda: all(look() == (expected, NOBODY) for _ in range(20)), SLOW_S), look()
+            assert eventually(lambda: all(look() == (expected, NO_THREADS) for _ in range(20)), SLOW_S), look()
             listed = group.file("cpu", "tasks" if "cpu" in hierarchy.v1 else "cgroup.threads").read_text().split()
             assert len(listed) == 3 + 5 + 2 + 2
         assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 0)
 
 
-def test_a_thread_counts_where_it_is_even_if_its_cpu_weight_comes_from_above(probe: Threads) -> None:
+def test_a_thread_counts_where_it_is_even_if_its_cpu_weight_comes_from_above(probe: ThreadsProbe) -> None:
     """On version 2 the inner cgroup does not have the cpu controller, because the outer one does not give it."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "outer") as outer:
@@ -116,7 +116,7 @@ def test_a_thread_counts_where_it_is_even_if_its_cpu_weight_comes_from_above(pro
             inner.close()
 
 
-def test_the_dead_are_not_counted(probe: Threads) -> None:
+def test_the_dead_are_not_counted(probe: ThreadsProbe) -> None:
     with cgroup(require_writable_cgroups(), "zombie") as group:
         parent = group.start([sys.executable, "-c", ZOMBIE])
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
@@ -186,20 +186,20 @@ def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> 
     each thread that happens to run in one and not in the other makes a difference of 0.08, and eighteen are allowed."""
     hierarchy, samples = require_writable_cgroups(), 3
     with cgroup(hierarchy, "load") as group, vforked(group, 20, tmp_path / "fifo"):
-        assert eventually(lambda: census.count({}).get(group.id, NOBODY).uninterruptible == 20, SLOW_S)
+        assert eventually(lambda: census.count({}).get(group.id, NO_THREADS).uninterruptible == 20, SLOW_S)
         earlier = node_load()
         assert eventually(lambda: node_load() != earlier), "the node takes a sample every five seconds"
-        probe, before, began = Threads(census), node_load(), time.monotonic()
+        probe, before, began = ThreadsProbe(census), node_load(), time.monotonic()
         while time.monotonic() - began < 5 * samples + 0.5:
             time.sleep(0.02)
             seen = probe.read(every_cgroup(hierarchy))
         loads = {number: values["load"] for number, values in seen.cgroups.items() if "load" in values}
-        node = node_load() - before * fixed_power_int(DECAYS[0], FSHIFT, samples) / FIXED_1
+        node = node_load() - before * fixed_power_int(DECAYS[0], FSHIFT, samples) / FIXED_POINT_ONE
         own = loads[group.id]
-    assert isinstance(own, Load)
-    assert own.one == pytest.approx(20 * (1 - (DECAYS[0] / FIXED_1) ** samples), abs=0.01)
+    assert isinstance(own, LoadAverages)
+    assert own.one == pytest.approx(20 * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** samples), abs=0.01)
     assert own.runnable_one == 0
-    assert sum(each.one for each in loads.values() if isinstance(each, Load)) == pytest.approx(node, abs=1.5)
+    assert sum(each.one for each in loads.values() if isinstance(each, LoadAverages)) == pytest.approx(node, abs=1.5)
 
 
 def every_cgroup(hierarchy: Hierarchy) -> dict[int, str]:
@@ -222,7 +222,7 @@ def test_statistics_count_a_run_for_each_thread(census: TaskIterator) -> None:
     assert counted <= runs, "zombies are looked at as well, and the end is"
 
 
-def test_a_closed_probe_says_so(probe: Threads) -> None:
+def test_a_closed_probe_says_so(probe: ThreadsProbe) -> None:
     probe.close()
     probe.close()
     with pytest.raises(Unavailable, match="is closed"):

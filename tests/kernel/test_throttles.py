@@ -10,12 +10,12 @@ from itertools import pairwise
 
 import pytest
 
-from api.facts import Durations
-from api.histograms import BOUNDS_NS, slot_of
-from api.ports import Seen, Unavailable
-from probes.throttles import NOTHING, Throttles, open_throttles
-from tests.kernel.probing import LAST_CPU, PINNED, eventually, opened
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from api.histogram import BOUNDS_NS, slot_of
+from api.interfaces import ProbeReading, Unavailable
+from api.measurements import Durations
+from probes.throttles import NO_THROTTLES, ThrottlesProbe, open_throttles
+from tests.kernel.open_probes import LAST_CPU, PINNED, eventually, opened
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -27,7 +27,7 @@ LACKING = "no member throttled_clock_self_time"
 
 
 @pytest.fixture(params=TRACEPOINTS)
-def probe(request: pytest.FixtureRequest) -> Iterator[Throttles]:
+def probe(request: pytest.FixtureRequest) -> Iterator[ThrottlesProbe]:
     with opened(open_throttles, request.param, lacking=LACKING) as source:
         assert source.form == request.param
         yield source
@@ -41,7 +41,7 @@ def limit_cpu(group: TestCgroup, quota_us: int = QUOTA_US) -> None:
     group.file("cpu", "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
 
 
-def throttles_of(seen: Seen, group: TestCgroup) -> Durations:
+def throttles_of(seen: ProbeReading, group: TestCgroup) -> Durations:
     found = seen.cgroups[group.id]["throttles"]
     assert isinstance(found, Durations)
     return found
@@ -56,7 +56,7 @@ def kernels_books(group: TestCgroup) -> tuple[int, int]:
     return int(found["nr_throttled"]), int(found["throttled_time"])
 
 
-def test_each_period_has_one_throttle_of_80_ms(probe: Throttles) -> None:
+def test_each_period_has_one_throttle_of_80_ms(probe: ThrottlesProbe) -> None:
     """80 ms lies in (65.5, 131]. A CPU that others use too shortens the throttles, never lengthens them beyond the period."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "throttled") as group, cgroup(hierarchy, "free") as free:
@@ -66,7 +66,7 @@ def test_each_period_has_one_throttle_of_80_ms(probe: Throttles) -> None:
         group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         time.sleep(3.0)
         throttles, (periods, total_ns) = throttles_of(probe.read(live), group), kernels_books(group)
-        assert throttles_of(probe.read(live), free) == NOTHING
+        assert throttles_of(probe.read(live), free) == NO_THROTTLES
     # The thread may have begun on another CPU, whose throttle nobody came back to; and one may be going on.
     assert periods - 2 <= throttles.count <= periods
     assert throttles.count >= 20
@@ -79,7 +79,7 @@ def test_each_period_has_one_throttle_of_80_ms(probe: Throttles) -> None:
     assert probe.problem() is None
 
 
-def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: Throttles) -> None:
+def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: ThrottlesProbe) -> None:
     """Two cgroups share 40 ms of every 100; one of them may have no more than 15 of those anyway. On Linux 6.6 to 6.17 fewer
     throttles are told apart, and their sum is the same."""
     hierarchy = require_writable_cgroups()
@@ -114,7 +114,7 @@ def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: T
     assert owned[0] <= above_times + own_times + 2
 
 
-def test_counts_only_grow(probe: Throttles) -> None:
+def test_counts_only_grow(probe: ThrottlesProbe) -> None:
     with cgroup(require_writable_cgroups(), "throttled") as group:
         limit_cpu(group)
         live = {group.id: group.path}
@@ -125,7 +125,7 @@ def test_counts_only_grow(probe: Throttles) -> None:
     assert seen[-1].count >= 3
 
 
-def test_a_closed_probe_says_so(probe: Throttles) -> None:
+def test_a_closed_probe_says_so(probe: ThrottlesProbe) -> None:
     probe.close()
     probe.close()
     with pytest.raises(Unavailable, match="is closed"):

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from agent.sense.cgroups import CgroupReader
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 PERIOD_US, QUOTA_US = 100_000, 20_000

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.sense.psi import open_trigger
-from agent.sense.triggers import TriggerSet
-from api.ports import Unavailable
-from tests.kernel.support import cgroup, require_writable_cgroups
+from agent.sensors.triggers.psi_triggers import PsiTriggerSet, open_psi_trigger
+from api.interfaces import Unavailable
+from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
 
@@ -27,7 +26,7 @@ def test_two_tasks_on_one_cpu_fire_the_trigger_and_none_do_not() -> None:
     if hierarchy.v2 is None or not (hierarchy.v2 / "cpu.pressure").exists():
         pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
     with cgroup(hierarchy, "psi") as group:
-        triggers = TriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
+        triggers = PsiTriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
         triggers.watch({group.path: group.id})
         assert not wait_ready(triggers.fileno(), 2.5), "nothing runs there yet"
         cpu = min(os.sched_getaffinity(0))
@@ -45,7 +44,7 @@ def test_a_trigger_ends_with_its_cgroup() -> None:
     hierarchy = require_writable_cgroups()
     if hierarchy.v2 is None or not (hierarchy.v2 / "cpu.pressure").exists():
         pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
-    triggers = TriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
+    triggers = PsiTriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
     with cgroup(hierarchy, "psi-gone") as group:
         triggers.watch({group.path: group.id})
     assert wait_ready(triggers.fileno(), 5)
@@ -56,9 +55,9 @@ def test_a_trigger_ends_with_its_cgroup() -> None:
 
 def test_a_file_that_is_not_there_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
-        open_trigger(tmp_path / "cpu.pressure", 150_000, 1_000_000)
+        open_psi_trigger(tmp_path / "cpu.pressure", 150_000, 1_000_000)
     assert "psi=1" in caught.value.remedy
-    triggers = TriggerSet(tmp_path, stall_us=150_000, window_us=1_000_000)
+    triggers = PsiTriggerSet(tmp_path, stall_us=150_000, window_us=1_000_000)
     triggers.watch({"/none": 7})
     assert not wait_ready(triggers.fileno(), 0.1)
     triggers.close()
@@ -69,7 +68,7 @@ def test_a_cgroup_that_comes_later_and_its_successor_get_their_triggers() -> Non
     if hierarchy.v2 is None or not (hierarchy.v2 / "cpu.pressure").exists():
         pytest.skip("this machine has no unified hierarchy with PSI: boot with psi=1")
     path = f"/dioptase-test-{os.getpid()}-psi-late"
-    triggers = TriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
+    triggers = PsiTriggerSet(hierarchy.v2, stall_us=150_000, window_us=1_000_000)
     triggers.watch({path: 7})
     for cgroup_id in (7, 8):
         with cgroup(hierarchy, "psi-late") as group:
@@ -84,7 +83,7 @@ def test_a_file_that_refuses_is_asked_once_for_each_cgroup(tmp_path: Path) -> No
     """First a directory stands for the file, which cannot be opened; then a pipe, which shows what is written to it."""
     file = tmp_path / "web/cpu.pressure"
     file.mkdir(parents=True)
-    triggers = TriggerSet(tmp_path, stall_us=150_000, window_us=1_000_000)
+    triggers = PsiTriggerSet(tmp_path, stall_us=150_000, window_us=1_000_000)
     triggers.watch({"/web": 7})
     file.rmdir()
     os.mkfifo(file)

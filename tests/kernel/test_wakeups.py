@@ -13,17 +13,17 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from api.facts import Durations, Wakeups
-from api.histograms import BOUNDS_NS, slot_of
-from api.ports import Unavailable
-from api.rates import wait_delta
-from probes.groups import ROOT_ID
+from api.histogram import BOUNDS_NS, slot_of
+from api.interfaces import Unavailable
+from api.measurements import Durations, Wakeups
+from api.rates import runq_latency_delta
+from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import load
-from probes.maps import cpu_numbers
-from probes.wakeups import FORMS, NEVER, NOTHING, Wakers, job, open_wakeups
-from tests.kernel.blaming import several
-from tests.kernel.probing import eventually, opened
-from tests.kernel.support import TestCgroup
+from probes.maps import cpu_id_limit
+from probes.wakeups import FORMS, NO_DURATIONS, NO_WAKEUPS, WakeupsProbe, job, open_wakeups
+from tests.kernel.blame_window import several
+from tests.kernel.open_probes import eventually, opened
+from tests.kernel.real_cgroups import TestCgroup
 from tests.kernel.test_runqlat import Hog
 
 pytestmark = pytest.mark.kernel
@@ -127,14 +127,14 @@ def line(groups: Sequence[TestCgroup], *, answered: bool) -> list[Stage]:
 
 
 @pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[Wakers]:
+def source(request: pytest.FixtureRequest) -> Iterator[WakeupsProbe]:
     with opened(open_wakeups, request.param) as probe:
         assert probe.form == request.param
         yield probe
 
 
-def read(source: Wakers, *groups: TestCgroup) -> dict[str, Wakeups]:
-    live = {ROOT_ID: "/", **{group.id: group.path for group in groups}}
+def read(source: WakeupsProbe, *groups: TestCgroup) -> dict[str, Wakeups]:
+    live = {ROOT_CGROUP_ID: "/", **{group.id: group.path for group in groups}}
     found = source.read(live).cgroups
     wakeups = {path: found[number]["wakeups"] for number, path in live.items()}
     assert all(isinstance(seen, Wakeups) for seen in wakeups.values())
@@ -142,13 +142,13 @@ def read(source: Wakers, *groups: TestCgroup) -> dict[str, Wakeups]:
 
 
 def delta(before: Durations, after: Durations) -> Durations:
-    change = wait_delta(before, after)
+    change = runq_latency_delta(before, after)
     assert change is not None
     return change
 
 
 def grown(before: Wakeups, after: Wakeups) -> Wakeups:
-    named = {path: delta(before.by_cgroup.get(path, NEVER), seen) for path, seen in after.by_cgroup.items()}
+    named = {path: delta(before.by_cgroup.get(path, NO_DURATIONS), seen) for path, seen in after.by_cgroup.items()}
     return Wakeups(
         by_cgroup={path: seen for path, seen in named.items() if seen.count},
         interrupt=delta(before.interrupt, after.interrupt),
@@ -157,7 +157,7 @@ def grown(before: Wakeups, after: Wakeups) -> Wakeups:
     )
 
 
-def watch(source: Wakers, stages: Sequence[Stage]) -> tuple[list[Wakeups], list[int]]:
+def watch(source: WakeupsProbe, stages: Sequence[Stage]) -> tuple[list[Wakeups], list[int]]:
     """What a run of the workload has brought to each stage: its wakeups, and how often it slept."""
     groups = [stage.group for stage in stages]
     # Where the machine is so busy that bytes find nobody asleep, as the kernel's own books show, the run says nothing of them.
@@ -173,7 +173,7 @@ def watch(source: Wakers, stages: Sequence[Stage]) -> tuple[list[Wakeups], list[
     return [grown(before[group.path], after[group.path]) for group in groups], slept
 
 
-def left_out(source: Wakers) -> int:
+def left_out(source: WakeupsProbe) -> int:
     """Runs of its programs that the kernel left out because they came in the middle of another one."""
     return sum(program.missed for program in source.stats().values())
 
@@ -196,7 +196,7 @@ def as_often_as(slept: Sequence[int]) -> list[object]:
     return [pytest.approx(times, rel=CLOSE) for times in slept]
 
 
-def test_a_byte_there_and_back_is_one_wakeup_each_way_and_a_timer_is_an_interrupt(source: Wakers) -> None:
+def test_a_byte_there_and_back_is_one_wakeup_each_way_and_a_timer_is_an_interrupt(source: WakeupsProbe) -> None:
     with several("ping", "pong") as (ping, pong):
         (first, second), slept = watch(source, line([ping, pong], answered=True))
     assert counts(second) == {ping.path: pytest.approx(TIMES, rel=CLOSE)}
@@ -204,10 +204,10 @@ def test_a_byte_there_and_back_is_one_wakeup_each_way_and_a_timer_is_an_interrup
     assert first.interrupt.count == pytest.approx(TIMES, rel=CLOSE)
     assert second.interrupt.count == pytest.approx(TIMES, rel=CLOSE)
     assert [total(first), total(second)] == as_often_as(slept)
-    assert first.other == second.other == NEVER
+    assert first.other == second.other == NO_DURATIONS
 
 
-def test_a_chain_of_three_has_two_hops(source: Wakers) -> None:
+def test_a_chain_of_three_has_two_hops(source: WakeupsProbe) -> None:
     with several("a", "b", "c") as groups:
         (first, second, third), slept = watch(source, line(groups, answered=False))
     a, b, _ = groups
@@ -218,7 +218,7 @@ def test_a_chain_of_three_has_two_hops(source: Wakers) -> None:
     assert [total(seen) for seen in (first, second, third)] == as_often_as(slept)
 
 
-def test_packets_over_loopback_are_the_senders_doing(source: Wakers) -> None:
+def test_packets_over_loopback_are_the_senders_doing(source: WakeupsProbe) -> None:
     """They are received in a softirq, and at most one in ten of those wakeups may count as an interrupt's."""
     with several("client", "server") as (client, server), socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
@@ -238,14 +238,14 @@ def test_packets_over_loopback_are_the_senders_doing(source: Wakers) -> None:
     assert [total(first), total(second)] == as_often_as(slept)
 
 
-def test_a_new_task_is_woken_by_its_maker(source: Wakers) -> None:
+def test_a_new_task_is_woken_by_its_maker(source: WakeupsProbe) -> None:
     """One wakeup for each child, and at most one more for the parent that waits for its end."""
     with several("forker") as (group,):
         ((seen,), _) = watch(source, [start(group, FORKER, TIMES)])
     assert TIMES <= counts(seen)[group.path] <= 2.1 * TIMES
 
 
-def test_the_latency_is_how_long_the_cpu_was_held(source: Wakers) -> None:
+def test_the_latency_is_how_long_the_cpu_was_held(source: WakeupsProbe) -> None:
     """A real-time program of the root wakes a sleeper on its CPU and holds that for 20 ms: in (16.4, 32.8] ms, each time."""
     times, hold_ns = 10, 20 * MS
     with several("held") as (group,):
@@ -263,19 +263,19 @@ def test_the_latency_is_how_long_the_cpu_was_held(source: Wakers) -> None:
     assert seen.sum_ns == pytest.approx(seen.slots[slot] * hold_ns, rel=0.1)
 
 
-def test_nobody_is_woken_without_a_reason(source: Wakers) -> None:
+def test_nobody_is_woken_without_a_reason(source: WakeupsProbe) -> None:
     with several("quiet") as (group,):
-        assert read(source, group)[group.path] == NOTHING
+        assert read(source, group)[group.path] == NO_WAKEUPS
 
 
 def test_a_full_table_of_pairs_says_so_and_every_wakeup_still_counts() -> None:
     """Two pairs on each CPU, for eight hops in a row."""
     with opened(open_wakeups) as example:
         form = example.form
-    made = job((form,), cpu_numbers())
+    made = job((form,), cpu_id_limit())
     small = msgspec.structs.replace(made, constants={**made.constants, "PAIR_BITS": 1})
     with several(*"abcdefgh") as groups, load(small) as loaded:
-        source = Wakers(loaded)
+        source = WakeupsProbe(loaded)
         found, slept = watch(source, line(groups, answered=True))
         problem = source.problem()
         source.close()
@@ -285,7 +285,7 @@ def test_a_full_table_of_pairs_says_so_and_every_wakeup_still_counts() -> None:
     assert "wakeups found no place in the table of who wakes whom and count as other" in problem.reason
 
 
-def test_wakers_that_are_gone_leave_what_is_new_to_the_rest(source: Wakers) -> None:
+def test_wakers_that_are_gone_leave_what_is_new_to_the_rest(source: WakeupsProbe) -> None:
     """What was told of a waker goes with it; nothing that stays ever falls."""
     with several("woken") as (woken,):
         with several("gone") as (gone,):
@@ -302,7 +302,7 @@ def test_wakers_that_are_gone_leave_what_is_new_to_the_rest(source: Wakers) -> N
 def test_the_best_form_is_taken_and_closing_ends_it() -> None:
     with opened(open_wakeups) as probe:
         assert probe.form == FORMS[0]
-        probe.read({ROOT_ID: "/"})
+        probe.read({ROOT_CGROUP_ID: "/"})
     probe.close()
     with pytest.raises(Unavailable, match="the probe wakeups is closed"):
-        probe.read({ROOT_ID: "/"})
+        probe.read({ROOT_CGROUP_ID: "/"})

@@ -14,15 +14,15 @@ import pytest
 from aiohttp import web
 
 from kube import client as client_module
-from kube.client import Client, Scope
-from kube.credentials import Access, Credentials, Material
-from kube.errors import ApiError, Garbage, Unreachable
+from kube.client import KubeClient, ListScope
+from kube.credentials import ApiAccess, ApiCredentials, CredentialData
+from kube.errors import ApiError, ApiUnreachable, InvalidResponse
 from kube.informer import Informer
-from kube.objects import Bare, Resource
+from kube.objects import PartialObjectMetadata, ResourceType
 from tests.exporters.certificates import Authority
 
-PODS = Resource("", "v1", "pods", "Pod", Bare, namespaced=True)
-NODES = Resource("", "v1", "nodes", "Node", Bare)
+PODS = ResourceType("", "v1", "pods", "Pod", PartialObjectMetadata, namespaced=True)
+NODES = ResourceType("", "v1", "nodes", "Node", PartialObjectMetadata)
 POD = '{"metadata":{"name":"web","namespace":"shop","resourceVersion":"%d"}}'
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,11 +43,11 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
 
 @asynccontextmanager
 async def asking(
-    handler: Handler, credentials: Credentials | None = None, timeout_s: float = 5
-) -> AsyncIterator[Client]:
+    handler: Handler, credentials: ApiCredentials | None = None, timeout_s: float = 5
+) -> AsyncIterator[KubeClient]:
     async with (
         serving(handler) as server,
-        Client(Access(server, credentials or Credentials()), "test", timeout_s) as client,
+        KubeClient(ApiAccess(server, credentials or ApiCredentials()), "test", timeout_s) as client,
     ):
         yield client
 
@@ -76,15 +76,17 @@ async def test_both_sides_show_certificates_of_their_authority(authority: Author
         return says(200, f'{{"metadata":{{"name":"{subject["commonName"]}"}}}}')
 
     certificate, key = authority.issue("me")
-    mine = Credentials(
-        authority=Material(path=authority.certificate), certificate=Material(path=certificate), key=Material(path=key)
+    mine = ApiCredentials(
+        authority=CredentialData(path=authority.certificate),
+        certificate=CredentialData(path=certificate),
+        key=CredentialData(path=key),
     )
     async with serving(handler, server_side(authority)) as server:
-        async with Client(Access(server, mine), "test") as client:
+        async with KubeClient(ApiAccess(server, mine), "test") as client:
             assert (await client.get(NODES, "a")).metadata.name == "me"
-        stranger = Credentials(authority=Material(path=Authority(tmp_path, "other").certificate))
-        async with Client(Access(server, stranger), "test") as client:
-            with pytest.raises(Unreachable, match="certificate verify failed"):
+        stranger = ApiCredentials(authority=CredentialData(path=Authority(tmp_path, "other").certificate))
+        async with KubeClient(ApiAccess(server, stranger), "test") as client:
+            with pytest.raises(ApiUnreachable, match="certificate verify failed"):
                 await client.get(NODES, "a")
 
 
@@ -103,7 +105,7 @@ async def test_requests_are_spelled_as_the_api_has_them() -> None:
         await client.create(NODES, {"metadata": {"name": "n"}})
         await client.delete(PODS, "shop/web", uid="u-1", grace_s=0)
         await client.evict(PODS, "shop/web", uid="u-1")
-        await client.list(PODS, Scope(namespace="shop", labels="a in (b,c)", fields="spec.nodeName=n"))
+        await client.list(PODS, ListScope(namespace="shop", labels="a in (b,c)", fields="spec.nodeName=n"))
     applied = '{"spec":{"x":1},"apiVersion":"v1","kind":"Pod","metadata":{"name":"web","namespace":"shop"}}'
     evicted = (
         '{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"web","namespace":"shop"},'
@@ -135,7 +137,7 @@ async def test_a_token_that_was_replaced_is_sent_in_the_second_try(tmp_path: Pat
         path.write_text("young")
         return says(200, POD % 1) if seen[-1] == "Bearer young" else says(401, "who?")
 
-    async with asking(handler, Credentials(token=Material(path=path))) as client:
+    async with asking(handler, ApiCredentials(token=CredentialData(path=path))) as client:
         await client.get(NODES, "a")
         assert seen == ["Bearer old", "Bearer young"]
         path.write_text("neither")
@@ -178,7 +180,7 @@ async def test_what_is_no_answer_of_the_api_is_shown_and_not_followed() -> None:
     async def handler(request: web.Request) -> web.Response:
         return says(302, "<h1>Sign\n in</h1>", Location="http://127.0.0.1:1/steal")
 
-    async with asking(handler, Credentials(token=Material(data=b"secret"))) as client:
+    async with asking(handler, ApiCredentials(token=CredentialData(data=b"secret"))) as client:
         with pytest.raises(ApiError, match="302: <h1>Sign in</h1>"):
             await client.get(NODES, "a")
 
@@ -202,7 +204,7 @@ async def test_pages_are_joined_and_one_that_is_forgotten_starts_again_without_p
 
 
 async def test_of_objects_whose_metadata_is_enough_no_more_is_asked_for() -> None:
-    class Whole(Bare, frozen=True, kw_only=True):
+    class Whole(PartialObjectMetadata, frozen=True, kw_only=True):
         spec: int = 0
 
     accepted: list[str] = []
@@ -214,7 +216,7 @@ async def test_of_objects_whose_metadata_is_enough_no_more_is_asked_for() -> Non
     async with asking(handler) as client:
         await client.get(NODES, "a")
         await client.list(NODES)
-        await client.list(Resource("", "v1", "nodes", "Node", Whole))
+        await client.list(ResourceType("", "v1", "nodes", "Node", Whole))
     assert accepted == [
         "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
         "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
@@ -228,13 +230,13 @@ async def test_what_is_no_list_is_garbage(text: str) -> None:
         return says(200, text)
 
     async with asking(handler) as client:
-        with pytest.raises(Garbage, match="not what was asked for"):
+        with pytest.raises(InvalidResponse, match="not what was asked for"):
             await client.list(NODES)
 
 
 async def test_a_host_that_is_no_name_is_unreachable() -> None:
-    async with Client(Access("http://a..b:1", Credentials()), "test") as client:
-        with pytest.raises(Unreachable):
+    async with KubeClient(ApiAccess("http://a..b:1", ApiCredentials()), "test") as client:
+        with pytest.raises(ApiUnreachable):
             await client.get(NODES, "a")
 
 
@@ -247,7 +249,7 @@ async def test_a_body_that_does_not_end_in_time_is_unreachable() -> None:
             await asyncio.sleep(0.02)
 
     async with asking(handler, timeout_s=0.2) as client:
-        with pytest.raises(Unreachable, match="GET /api/v1/nodes/a"):
+        with pytest.raises(ApiUnreachable, match="GET /api/v1/nodes/a"):
             await client.get(NODES, "a")
         assert client.requests == {("GET", "nodes.v1", "unreachable"): 1}
 
@@ -262,16 +264,16 @@ async def test_a_body_that_is_cut_is_unreachable_and_one_too_large_too(monkeypat
         return answer
 
     async with asking(handler) as client:
-        with pytest.raises(Unreachable):
+        with pytest.raises(ApiUnreachable):
             await client.get(NODES, "cut")
-        monkeypatch.setattr(client_module, "LARGEST_BYTES", 50)
-        with pytest.raises(Unreachable, match="more than 50 bytes"):
+        monkeypatch.setattr(client_module, "MAX_RESPONSE_BYTES", 50)
+        with pytest.raises(ApiUnreachable, match="more than 50 bytes"):
             await client.get(NODES, "large")
 
 
 async def test_nobody_there() -> None:
-    async with Client(Access("http://127.0.0.1:1", Credentials()), "test") as client:
-        with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:1: GET /api/v1/nodes/a: "):
+    async with KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "test") as client:
+        with pytest.raises(ApiUnreachable, match=r"http://127\.0\.0\.1:1: GET /api/v1/nodes/a: "):
             await client.get(NODES, "a")
 
 
@@ -291,7 +293,7 @@ async def test_a_watch_in_which_nothing_happens_is_heard_of_when_it_ends() -> No
         return says(200, "")
 
     async with asking(handler) as client:
-        informer = Informer(client, PODS, most_s=120)
+        informer = Informer(client, PODS, max_s=120)
         running = asyncio.create_task(informer.run())
         await asyncio.wait_for(over.wait(), 10)
         running.cancel()
@@ -385,5 +387,5 @@ async def test_a_token_of_an_account_is_made_by_its_subresource() -> None:
     async with asking(handler) as client:
         assert await client.token("team/viewer", 600) == "abc"
     async with asking(garbage) as client:
-        with pytest.raises(Garbage):
+        with pytest.raises(InvalidResponse):
             await client.token("team/viewer", 600)

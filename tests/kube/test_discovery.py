@@ -8,14 +8,13 @@ import json
 import pytest
 from aiohttp import web
 
-from kube.discovery import lacks
-from kube.errors import refusal
-from kube.informer import Informer
-from kube.objects import Bare, Resource
+from kube.errors import parse_api_error
+from kube.informer import Informer, is_kind_missing
+from kube.objects import PartialObjectMetadata, ResourceType
 from tests.kube.test_client import asking, says
 
-THINGS = Resource("shop.example", "v1", "things", "Thing", Bare)
-PODS = Resource("", "v1", "pods", "Pod", Bare, namespaced=True)
+THINGS = ResourceType("shop.example", "v1", "things", "Thing", PartialObjectMetadata)
+PODS = ResourceType("", "v1", "pods", "Pod", PartialObjectMetadata, namespaced=True)
 PLAIN = (404, "404 page not found\n")
 PAGE = (404, "<html><h1>404 Not Found</h1><hr>nginx</html>")
 
@@ -56,8 +55,8 @@ async def test_a_kind_is_lacking_where_the_api_server_says_so(
         return says(status, text)
 
     async with asking(answer) as client:
-        assert await lacks(client, THINGS) is lacking
-        assert not await lacks(client, PODS), "which is asked of nobody"
+        assert await is_kind_missing(client, THINGS) is lacking
+        assert not await is_kind_missing(client, PODS), "which is asked of nobody"
 
 
 @pytest.mark.parametrize("lacking", [True, False])
@@ -101,5 +100,5 @@ async def test_who_follows_a_kind_forgets_its_objects_only_then(*, lacking: bool
     ],
 )
 def test_an_object_is_missing_where_the_api_server_names_it(body: bytes, *, missing: bool) -> None:
-    error = refusal(404, body)
-    assert (error.missing, error.unserved) == (missing, not missing)
+    error = parse_api_error(404, body)
+    assert (error.missing, error.path_not_served) == (missing, not missing)

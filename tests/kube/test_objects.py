@@ -5,14 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kube.objects import Bare, Meta, Resource, key_of
-from kube.store import Store
-from kube.watch import read
+from kube.objects import KubeMetadata, PartialObjectMetadata, ResourceType, key_of
+from kube.watch import ObjectStore, parse_watch_event
 
-PODS = Resource("", "v1", "pods", "Pod", Bare, namespaced=True)
-NODES = Resource("", "v1", "nodes", "Node", Bare)
-KCC = Resource(
-    "config.katalyst.kubewharf.io", "v1alpha1", "katalystcustomconfigs", "KatalystCustomConfig", Bare, namespaced=True
+PODS = ResourceType("", "v1", "pods", "Pod", PartialObjectMetadata, namespaced=True)
+NODES = ResourceType("", "v1", "nodes", "Node", PartialObjectMetadata)
+KCC = ResourceType(
+    "config.katalyst.kubewharf.io",
+    "v1alpha1",
+    "katalystcustomconfigs",
+    "KatalystCustomConfig",
+    PartialObjectMetadata,
+    namespaced=True,
 )
 
 
@@ -43,15 +47,17 @@ def test_a_key_that_would_be_another_path_is_refused(key: str) -> None:
 @pytest.mark.parametrize(
     ("resource", "field"),
     [
-        (Resource("../..", "v1", "pods", "", Bare), "group"),
-        (Resource("", "v1/../..", "pods", "", Bare), "version"),
-        (Resource("", "", "pods", "", Bare), "version"),
-        (Resource("", "v1", "pods/eviction", "", Bare), "resource"),
-        (Resource("", "v1", "Pods", "", Bare), "resource"),
-        (Resource("", "v1", "", "", Bare), "resource"),
+        (ResourceType("../..", "v1", "pods", "", PartialObjectMetadata), "group"),
+        (ResourceType("", "v1/../..", "pods", "", PartialObjectMetadata), "version"),
+        (ResourceType("", "", "pods", "", PartialObjectMetadata), "version"),
+        (ResourceType("", "v1", "pods/eviction", "", PartialObjectMetadata), "resource"),
+        (ResourceType("", "v1", "Pods", "", PartialObjectMetadata), "resource"),
+        (ResourceType("", "v1", "", "", PartialObjectMetadata), "resource"),
     ],
 )
-def test_a_resource_that_somebody_made_up_is_refused_by_its_field(resource: Resource[Bare], field: str) -> None:
+def test_a_resource_that_somebody_made_up_is_refused_by_its_field(
+    resource: ResourceType[PartialObjectMetadata], field: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
         resource.collection()
 
@@ -71,18 +77,18 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def test_metadata_may_say_nothing_as_none() -> None:
-    store: Store[Kind] = Store()
+    store: ObjectStore[Kind] = ObjectStore()
     assert key_of(Sparse(name="n1")) == "n1"
     assert key_of(Sparse()) == ""
-    kinds = Resource("", "v1", "kinds", "Kind", Kind)
-    event = read(b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"3"}}}', kinds)
+    kinds = ResourceType("", "v1", "kinds", "Kind", Kind)
+    event = parse_watch_event(b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"3"}}}', kinds)
     assert event.object is not None
     assert store.put(event.key, event.object) is not None
     assert store.put(event.key, event.object) is None
 
 
 def test_keys_and_names() -> None:
-    assert key_of(Meta(name="web", namespace="shop")) == "shop/web"
-    assert key_of(Meta(name="node-1")) == "node-1"
+    assert key_of(KubeMetadata(name="web", namespace="shop")) == "shop/web"
+    assert key_of(KubeMetadata(name="node-1")) == "node-1"
     assert (PODS.gvr, PODS.api_version) == ("pods.v1", "v1")
     assert KCC.gvr == "katalystcustomconfigs.v1alpha1.config.katalyst.kubewharf.io"

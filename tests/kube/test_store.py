@@ -6,35 +6,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kube.objects import Bare, Meta
-from kube.store import Change, Store, followed
+from kube.objects import KubeMetadata, PartialObjectMetadata
+from kube.watch import ObjectChange, ObjectStore, is_superseded_by
 
 
-def one(name: str, version: str, node: str = "") -> Bare:
-    return Bare(metadata=Meta(name=name, resource_version=version, labels={"node": node}))
+def one(name: str, version: str, node: str = "") -> PartialObjectMetadata:
+    return PartialObjectMetadata(metadata=KubeMetadata(name=name, resource_version=version, labels={"node": node}))
 
 
-def on_node(object_: Bare) -> str:
+def on_node(object_: PartialObjectMetadata) -> str:
     return object_.metadata.labels["node"]
 
 
 def test_a_list_tells_what_came_changed_and_went_while_nobody_watched() -> None:
-    store: Store[Bare] = Store()
+    store: ObjectStore[PartialObjectMetadata] = ObjectStore()
     a1, a2, b1, c1 = one("a", "1"), one("a", "2"), one("b", "1"), one("c", "3")
-    assert store.replace({"a": a1, "b": b1}) == [Change("a", None, a1), Change("b", None, b1)]
+    assert store.replace({"a": a1, "b": b1}) == [ObjectChange("a", None, a1), ObjectChange("b", None, b1)]
     assert store.replace({"a": a1, "b": b1}) == []
-    assert store.replace({"a": a2, "c": c1}) == [Change("b", b1, None), Change("a", a1, a2), Change("c", None, c1)]
+    assert store.replace({"a": a2, "c": c1}) == [
+        ObjectChange("b", b1, None),
+        ObjectChange("a", a1, a2),
+        ObjectChange("c", None, c1),
+    ]
 
 
 def test_what_cannot_be_read_any_longer_is_not_gone() -> None:
-    store: Store[Bare] = Store()
+    store: ObjectStore[PartialObjectMetadata] = ObjectStore()
     store.replace({"a": one("a", "1")})
     assert store.replace({}, keep={"a"}) == []
     assert "a" in store
 
 
 def test_the_same_version_is_no_change_and_an_unknown_deletion_none() -> None:
-    store: Store[Bare] = Store()
+    store: ObjectStore[PartialObjectMetadata] = ObjectStore()
     assert store.put("a", one("a", "1")) is not None
     assert store.put("a", one("a", "1")) is None
     assert store.drop("b") is None
@@ -54,14 +58,17 @@ def test_the_same_version_is_no_change_and_an_unknown_deletion_none() -> None:
 def test_an_answer_to_a_write_counts_where_nothing_newer_is_known(
     known: tuple[str, str] | None, written: tuple[str, str], expected: bool
 ) -> None:
-    made = [None if it is None else Bare(metadata=Meta(uid=it[0], resource_version=it[1])) for it in (known, written)]
+    made = [
+        None if it is None else PartialObjectMetadata(metadata=KubeMetadata(uid=it[0], resource_version=it[1]))
+        for it in (known, written)
+    ]
     assert made[1] is not None
-    assert followed(made[0], made[1]) is expected
+    assert is_superseded_by(made[0], made[1]) is expected
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["", "n1", "n2", None]))))
 def test_the_index_is_what_looking_through_everything_would_find(steps: list[tuple[str, str | None]]) -> None:
-    store = Store(on_node)
+    store = ObjectStore(on_node)
     for version, (key, node) in enumerate(steps):
         if node is None:
             store.drop(key)

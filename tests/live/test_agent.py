@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from agent.sense.topology import read_topology
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from agent.sensors.node.machine import read_topology
 from api.knobs import Knob
 from probes.bpf import programs
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import DIOPTASE, Agent, eventually, pods_file, write_pods
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import DIOPTASE, Agent, eventually, pods_file, write_pods
 
 pytestmark = pytest.mark.live
 UNPRIVILEGED = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")

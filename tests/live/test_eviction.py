@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.qrm.protocol.registration import Card, Introduced
-from agent.rpc import Server, Service, serve
+from agent.katalyst.plugin_registration import PluginIdentity, PluginRegistration
 from api.proto import eviction_plugin_pb2 as wire
-from tests.agent.eviction.protocol.test_remote import SERVICE, handlers
-from tests.dashboards.support import free_port
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.kernel.test_eviction_rounds import EIGHT_MIB
+from common.grpc_unix import GrpcServer, GrpcService, serve_on_socket
+from tests.agent.katalyst.test_eviction_plugin_clients import SERVICE, handlers
+from tests.dashboards.prometheus_server import free_port
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.test_eviction_cycles import EIGHT_MIB
 from tests.kernel.test_signal_killer import DEAF, SLEEP, run
-from tests.live.running import DIOPTASE, Agent, eventually
+from tests.live.agent_process import DIOPTASE, Agent, eventually
 
 pytestmark = pytest.mark.live
 RSS = "rss-overuse-eviction-plugin"
@@ -139,14 +139,14 @@ def sockets(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    servers: list[Server] = []
+    servers: list[GrpcServer] = []
 
     def offer(name: str, **said: Any) -> Path:
         services = (
-            Introduced(Card(kind="EvictionPlugin", name=name)).service(),
-            Service(SERVICE, handlers({"ThresholdMet": wire.ThresholdMetResponse(), **said}, [])),
+            PluginRegistration(PluginIdentity(kind="EvictionPlugin", name=name)).service(),
+            GrpcService(SERVICE, handlers({"ThresholdMet": wire.ThresholdMetResponse(), **said}, [])),
         )
-        made = asyncio.run_coroutine_threadsafe(serve(tmp_path / "socks" / f"{name}.sock", services), loop)
+        made = asyncio.run_coroutine_threadsafe(serve_on_socket(tmp_path / "socks" / f"{name}.sock", services), loop)
         servers.append(made.result(20))
         return tmp_path / "socks"
 

@@ -12,11 +12,11 @@ import bcrypt
 import msgspec
 import pytest
 
-from api.samples import Snapshot
-from exporters.recording import read
+from api.snapshot import Snapshot
+from exporters.recording.segments import read_recording
 from tests.exporters.certificates import Authority
-from tests.exporters.receivers import HttpCollector
-from tests.live.running import Agent, eventually, pods_file
+from tests.exporters.otel.otlp_receivers import HttpCollector
+from tests.live.agent_process import Agent, eventually, pods_file
 
 pytestmark = pytest.mark.live
 
@@ -82,7 +82,9 @@ basic_auth_users: {{me: "{hashed}"}}
     assert span.name == "round"
     assert "dioptase.node.cpus" in names
     damage: list[str] = []
-    rounds = {r.snapshot.seq: r for r in read(tmp_path / "recording", lambda _path, what: damage.append(what))}
+    rounds = {
+        r.snapshot.seq: r for r in read_recording(tmp_path / "recording", lambda _path, what: damage.append(what))
+    }
     assert damage == []
     assert list(rounds) == list(range(1, len(rounds) + 1))
     assert rounds[snapshot.seq].snapshot == snapshot, "what was served is what was recorded"

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.sense.node import NodeReader
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import DIOPTASE, Agent, eventually, pods_file
+from agent.sensors.node.node_reader import NodeReader
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import DIOPTASE, Agent, eventually, pods_file
 
 pytestmark = pytest.mark.live
 FILE = "queue/wbt_lat_usec"

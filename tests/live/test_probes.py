@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agent.hierarchy import Hierarchy
+from agent.sensors.cgroup.hierarchy import Hierarchy
 from probes import registry
 from probes.migrations import ONE_NODE
-from tests.kernel.support import cgroup, require_writable_cgroups
-from tests.live.running import DIOPTASE, Agent, eventually, pods_file
+from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
+from tests.live.agent_process import DIOPTASE, Agent, eventually, pods_file
 from tests.live.test_agent import attached, held_by
 
 pytestmark = pytest.mark.live
@@ -70,8 +70,8 @@ def test_probes_come_after_the_start_and_leave_with_the_agent(hierarchy: Hierarc
         group.start(["python3", "-c", CHATTER])
         loaded(agent)
         found = sources(agent)
-        assert found.keys() >= {"waits", *registry.USUAL}
-        for name in registry.USUAL:
+        assert found.keys() >= {"waits", *registry.DEFAULT_PROBES}
+        for name in registry.DEFAULT_PROBES:
             assert found[name]["ok"], found[name]
             assert found[name]["detail"], "the form is shown"
 
@@ -102,7 +102,7 @@ def test_only_the_chosen_probes_are_loaded(hierarchy: Hierarchy, options: list[s
         loaded(agent)
         found = sources(agent)
         assert found["softirq"]["ok"]
-        assert not found.keys() & (set(registry.NAMES) - {"softirq"})
+        assert not found.keys() & (set(registry.PROBE_NAMES) - {"softirq"})
         assert agent.end() == 0
 
 
@@ -128,7 +128,7 @@ def test_without_capabilities_each_probe_says_what_it_lacks(hierarchy: Hierarchy
     with Agent(*options, prefix=("setpriv", "--bounding-set=-all", "--inh-caps=-all")) as agent:
         loaded(agent)
         found = sources(agent)
-        for name in registry.USUAL:
+        for name in registry.DEFAULT_PROBES:
             if found[name]["detail"] == ONE_NODE:
                 continue
             assert not found[name]["ok"]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from api.catalogue import BY_NAME
-from tests.dashboards.support import every_query, free_port, prometheus, until
-from tests.kernel.support import require_writable_cgroups
-from tests.live.running import DIOPTASE
+from api.metrics import AGENT_METRICS_BY_NAME
+from tests.dashboards.prometheus_server import every_query, free_port, prometheus, until
+from tests.kernel.real_cgroups import require_writable_cgroups
+from tests.live.agent_process import DIOPTASE
 
 pytestmark = pytest.mark.live
 NOBODY = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1000"}
@@ -98,7 +98,7 @@ def unanswered(ask: dict[str, str], answer: str) -> dict[str, str]:
 
 
 def test_what_may_be_absent_is_in_the_catalogue() -> None:
-    assert MAY_BE_ABSENT.keys() <= BY_NAME.keys()
+    assert MAY_BE_ABSENT.keys() <= AGENT_METRICS_BY_NAME.keys()
 
 
 def test_every_query_is_answered_from_a_live_agent_under_load(prometheus_binary: str, tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from tests.kernel.support import require_writable_cgroups
-from tests.malachite import stock
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from tests.kernel.real_cgroups import require_writable_cgroups
+from tests.malachite import stock_client
 from tests.malachite.node import clear_leftovers
 
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    return stock.build()
+    return stock_client.build()
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def hierarchy() -> Hierarchy:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", stock.PORT))
+            probe.bind(("127.0.0.1", stock_client.PORT))
         except OSError:
-            pytest.skip(f"port {stock.PORT}, the only one that the client asks, is taken")
+            pytest.skip(f"port {stock_client.PORT}, the only one that the client asks, is taken")
     return found

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from agent.hierarchy import Hierarchy
-from tests.kernel.support import TestCgroup
-from tests.live.running import Agent, pods_file
-from tests.malachite import stock
-from tests.malachite.reads import NS_PER_US, Files
-from tests.malachite.stock import PORT
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from tests.kernel.real_cgroups import TestCgroup
+from tests.live.agent_process import Agent, pods_file
+from tests.malachite import stock_client
+from tests.malachite.kernel_files import NS_PER_US, Files
+from tests.malachite.stock_client import PORT
 
 MIB = 1 << 20
 QUOTA_US, PERIOD_US, SHARES = 10_000, 100_000, 4096
@@ -77,7 +77,7 @@ class Checks:
         if not low <= stored <= high:
             self.wrong.append(f"{what}: the client stored {stored}, the files say {low} to {high}")
 
-    def verdict(self, at_least: int) -> None:
+    def reason(self, at_least: int) -> None:
         assert not self.wrong, "\n".join([f"{len(self.wrong)} of {self.done} are wrong:", *self.wrong])
         assert self.done >= at_least, f"only {self.done} values were compared"
 
@@ -120,7 +120,7 @@ class Rest:
         time.sleep(READS_BACK_S)
         self.stored = ask(self._program, rounds=1)
 
-    def check(self, compare: Callable[[stock.Stored, Checks], None], at_least: int) -> None:
+    def check(self, compare: Callable[[stock_client.Stored, Checks], None], at_least: int) -> None:
         """Compare, and once more where the kernel was still settling accounts: it uncharges pages in batches, later."""
         for _ in range(3):
             checks = Checks()
@@ -128,12 +128,12 @@ class Rest:
             if not checks.wrong:
                 break
             self.again()
-        checks.verdict(at_least)
+        checks.reason(at_least)
 
 
-def ask(program: Path, rounds: int) -> stock.Stored:
+def ask(program: Path, rounds: int) -> stock_client.Stored:
     pods = [f"{UID}/{CONTAINER}"]
-    return stock.run(program, pods=pods, paths=[f"{BEST_EFFORT}/pod{UID}"], rounds=rounds, reclaim=BEST_EFFORT)
+    return stock_client.run(program, pods=pods, paths=[f"{BEST_EFFORT}/pod{UID}"], rounds=rounds, reclaim=BEST_EFFORT)
 
 
 class Sample:

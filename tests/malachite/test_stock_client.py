@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from tests.live.running import eventually
-from tests.malachite import stock
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from tests.live.agent_process import eventually
+from tests.malachite import stock_client
+from tests.malachite.kernel_files import NS_PER_US, Files, cpus_of, disk, interface, meminfo, netstat, vmstat
 from tests.malachite.node import (
     BEST_EFFORT,
     BURSTABLE,
@@ -34,7 +35,6 @@ from tests.malachite.node import (
     Sample,
     ask,
 )
-from tests.malachite.reads import NS_PER_US, Files, cpus_of, disk, interface, meminfo, netstat, vmstat
 
 pytestmark = [pytest.mark.live, pytest.mark.kernel]
 
@@ -55,7 +55,7 @@ def node(hierarchy: Hierarchy, program: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def at_work(node: Node, program: Path) -> tuple[stock.Stored, Sample, Sample]:
+def at_work(node: Node, program: Path) -> tuple[stock_client.Stored, Sample, Sample]:
     """Three rounds while the pod works, and what the files said before and after."""
     before = Sample(node.process.pid)
     stored = ask(program, rounds=3)
@@ -68,7 +68,7 @@ def at_rest(node: Node, program: Path, at_work: object) -> Rest:
     return Rest(program)
 
 
-def test_rates_of_a_container_at_work(at_work: tuple[stock.Stored, Sample, Sample]) -> None:
+def test_rates_of_a_container_at_work(at_work: tuple[stock_client.Stored, Sample, Sample]) -> None:
     """A rate over five of ten seconds is about that over all ten: stamps are whole seconds, and a busy machine is not steady.
 
     What this must tell apart is five times too little or too much: `old_*` a second before the new ones, or cumulative ones.
@@ -107,7 +107,7 @@ def test_rates_of_a_container_at_work(at_work: tuple[stock.Stored, Sample, Sampl
         if "cpu.usage.numa.container" in stored.keys("podContainerNumaMetricMap", UID, "c", n)
     ]
     checks.near("cpu.usage.numa", sum(numa), usage, OFF)
-    checks.verdict(at_least=18)
+    checks.reason(at_least=18)
 
 
 def test_every_counter_and_setting_of_a_container(at_rest: Rest) -> None:
@@ -115,7 +115,7 @@ def test_every_counter_and_setting_of_a_container(at_rest: Rest) -> None:
     at_rest.check(_compare_container, at_least=28)
 
 
-def _compare_container(stored: stock.Stored, checks: Checks) -> None:
+def _compare_container(stored: stock_client.Stored, checks: Checks) -> None:
     files = Files(f"{BEST_EFFORT}/pod{UID}/{CONTAINER}")
 
     def same(name: str, read: float) -> None:
@@ -156,7 +156,7 @@ def test_every_counter_and_setting_of_a_cgroup(at_rest: Rest, path: str) -> None
     at_rest.check(functools.partial(_compare_cgroup, path), at_least=34)
 
 
-def _compare_cgroup(path: str, stored: stock.Stored, checks: Checks) -> None:
+def _compare_cgroup(path: str, stored: stock_client.Stored, checks: Checks) -> None:
     files = Files(path)
 
     def same(name: str, read: float) -> None:
@@ -193,7 +193,7 @@ def _compare_cgroup(path: str, stored: stock.Stored, checks: Checks) -> None:
         same(name, 0)
 
 
-Watched = tuple[str, Callable[[stock.Stored], float], Callable[[], float], float]
+Watched = tuple[str, Callable[[stock_client.Stored], float], Callable[[], float], float]
 """What, where the client has it, how to read it, and how far it may have gone meanwhile and come back."""
 
 
@@ -245,7 +245,7 @@ def load(index: int) -> float:
     return float(Path("/proc/loadavg").read_text().split()[index])
 
 
-def watched(stored: stock.Stored) -> Iterator[Watched]:
+def watched(stored: stock_client.Stored) -> Iterator[Watched]:
     """Everything to compare, of the devices, interfaces and NUMA nodes that the client knows."""
     for name, read in COUNTED.items():
         yield name, lambda s, name=name: s.node(name), read, 0.0
@@ -287,10 +287,10 @@ def test_the_node(node: Node, program: Path, at_rest: Rest) -> None:
     mhz = [float(line.split(":")[1]) for line in Path("/proc/cpuinfo").read_text().splitlines() if "cpu MHz" in line]
     checks.near("scaling.cur.freq.khz", stored.node("scaling.cur.freq.khz"), 1000 * mhz[0], 0.5)
     assert stored.text("info.is.vm") is ("hypervisor" in Path("/proc/cpuinfo").read_text())
-    checks.verdict(at_least=60)
+    checks.reason(at_least=60)
 
 
-def _check_cpus(stored: stock.Stored, checks: Checks, cpus: int) -> None:
+def _check_cpus(stored: stock_client.Stored, checks: Checks, cpus: int) -> None:
     assert sum(len(cpus_of(node)) for node in range(_numa_nodes())) == cpus
     for node in range(_numa_nodes()):
         high = meminfo("MemTotal", node) + 64 * MIB
@@ -320,7 +320,7 @@ def test_what_an_agent_has_set_it_reads_back(node: Node, program: Path) -> None:
     assert {path: stored.cgroup(path, "cpu.share.cgroup") for path in paths} == dict.fromkeys(paths, 3333)
 
 
-def test_the_client_complains_of_nothing(at_work: tuple[stock.Stored, Sample, Sample], at_rest: Rest) -> None:
+def test_the_client_complains_of_nothing(at_work: tuple[stock_client.Stored, Sample, Sample], at_rest: Rest) -> None:
     """It logs what it cannot decode, what is missing, and what is out of date."""
     for stored in (at_work[0], at_rest.stored):
         loud = [line for line in stored.log.splitlines() if line.startswith(("E", "F")) or "outdated" in line]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from exporters.malachite.server import Malachite
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from exporters.malachite.server import MalachiteServer
 from tests.exporters.malachite.machine import BUSY, MIB, POD, V2, V2_STAT, finished, snapshot
-from tests.kernel.support import TestCgroup
-from tests.malachite import stock
+from tests.kernel.real_cgroups import TestCgroup
+from tests.malachite import stock_client
 
 pytestmark = [pytest.mark.live, pytest.mark.kernel]
 
@@ -24,12 +24,12 @@ def serving(hierarchy: Hierarchy) -> Iterator[None]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = Malachite(V2)
+    server = MalachiteServer(V2)
     for second in range(1, 11):
         server.publish(finished(snapshot(second, V2)))
     groups = [TestCgroup(hierarchy, path) for path in ("/kubepods", "/kubepods/besteffort", POD, BUSY)]
     try:
-        asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", stock.PORT), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", stock_client.PORT), loop).result(10)
         yield
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
@@ -42,7 +42,9 @@ def serving(hierarchy: Hierarchy) -> Iterator[None]:
 
 def test_what_the_client_stores_of_version_2(serving: None, program: Path) -> None:
     uid, container = "1", "c1"
-    stored = stock.run(program, pods=[f"{uid}/{container}"], paths=[POD], rounds=1, reclaim="/kubepods/besteffort")
+    stored = stock_client.run(
+        program, pods=[f"{uid}/{container}"], paths=[POD], rounds=1, reclaim="/kubepods/besteffort"
+    )
     assert not [line for line in stored.log.splitlines() if line.startswith(("E", "F"))]
     expected = {
         "cpu.usage": 1.5, "cpu.usage.user": 1.25, "cpu.usage.sys": 0.25, "cpu.usage.ratio": 3.0, "cpu.quota": 50_000,

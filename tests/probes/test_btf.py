@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes import btf
-from probes.btf import Bit, Btf, BtfError, Field
-from tests.probes.blob import Blob, sample
+from probes.btf import Btf, BtfBit, BtfError, BtfField
+from tests.probes.btf_blob import Blob, sample
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from tests.probes.blob import Blob, sample
     ],
 )
 def test_offsets_and_sizes_are_those_of_c(path: str, offset: int, size: int) -> None:
-    assert Btf(sample()).field("task", path) == Field(offset, size, parts=path == "info")
+    assert Btf(sample()).field("task", path) == BtfField(offset, size, parts=path == "info")
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_what_is_no_per_cpu_variable_of_that_size_is_refused(name: str, size: in
 
 
 def test_an_ordinary_member_of_the_old_encoding_is_no_bitfield() -> None:
-    assert Btf(sample()).field("old", "plain") == Field(0, 4)
+    assert Btf(sample()).field("old", "plain") == BtfField(0, 4)
 
 
 def test_a_struct_defined_twice_is_searched_in_both_definitions() -> None:
-    assert Btf(sample()).field("rq", "clock") == Field(8, 8)
+    assert Btf(sample()).field("rq", "clock") == BtfField(8, 8)
 
 
 def test_typedefs_have_numbers_counted_from_one() -> None:
@@ -87,8 +87,8 @@ def test_a_bit_has_its_byte_and_its_mask() -> None:
                ("d", u32, 41 | 1 << 24), ("wide", u32, 42 | 2 << 24)]  # fmt: skip
     blob.struct("task", 8, members, flag=True)
     types = Btf(blob.bytes())
-    assert (types.bit("task", "a"), types.bit("task", "c")) == (Bit(4, 1), Bit(4, 4))
-    assert types.bit("task", "d") == Bit(5, 2)
+    assert (types.bit("task", "a"), types.bit("task", "c")) == (BtfBit(4, 1), BtfBit(4, 4))
+    assert types.bit("task", "d") == BtfBit(5, 2)
     for name in ("whole", "wide"):
         with pytest.raises(BtfError, match=f"task: {name} is no bitfield of one bit"):
             types.bit("task", name)

@@ -10,8 +10,8 @@ import pytest
 
 from probes import bpf, perf_event
 from probes.btf import Btf, BtfError
-from probes.compiler import STUBS, FormRefused, _kind, _target, _try_form, offsets, stub_tree
-from tests.probes.blob import Blob, sample
+from probes.compiler import STUBS, FormRefused, _attach_target, _program_type, _try_form, field_offsets, stub_tree
+from tests.probes.btf_blob import Blob, sample
 
 
 def form(**fields: Any) -> dict[str, Any]:
@@ -20,28 +20,28 @@ def form(**fields: Any) -> dict[str, Any]:
 
 def test_fields_become_macros() -> None:
     wanted = form(fields={"QUEUED": [("task", "info.queued", 8)], "LEFT": [("task", "left", 4)]})
-    assert offsets(Btf(sample()), wanted) == {"QUEUED": 16, "LEFT": 24}
+    assert field_offsets(Btf(sample()), wanted) == {"QUEUED": 16, "LEFT": 24}
 
 
 def test_the_first_alternative_that_the_kernel_has_is_taken() -> None:
     wanted = form(fields={"NAME": [("task", "gone", 8), ("task", "right", 4), ("task", "left", 4)]})
-    assert offsets(Btf(sample()), wanted) == {"NAME": 28}
+    assert field_offsets(Btf(sample()), wanted) == {"NAME": 28}
 
 
 def test_a_field_of_another_size_is_another_field() -> None:
     with pytest.raises(FormRefused, match=r"struct task: left has 4 bytes, not 8; .*no member gone"):
-        offsets(Btf(sample()), form(fields={"LEFT": [("task", "left", 8), ("task", "gone", 8)]}))
+        field_offsets(Btf(sample()), form(fields={"LEFT": [("task", "left", 8), ("task", "gone", 8)]}))
 
 
 def test_a_struct_of_the_right_size_is_no_number() -> None:
     """As kernfs_node.id was one of 8 bytes before Linux 5.5, with the inode in one half."""
     with pytest.raises(FormRefused, match="struct task: info is no number but a struct or union of that size"):
-        offsets(Btf(sample()), form(fields={"INFO": [("task", "info", 16)]}))
+        field_offsets(Btf(sample()), form(fields={"INFO": [("task", "info", 16)]}))
 
 
 def test_optional_fields_may_be_missing() -> None:
     wanted = form(optional={"GONE": [("task", "gone", 8)], "AFTER": [("task", "after", 4)]})
-    assert offsets(Btf(sample()), wanted) == {"AFTER": 60}
+    assert field_offsets(Btf(sample()), wanted) == {"AFTER": 60}
 
 
 def test_a_refusal_carries_the_tail_of_a_long_log() -> None:
@@ -60,10 +60,10 @@ def test_a_bitfield_becomes_its_byte_and_a_mask() -> None:
     u32 = blob.integer("unsigned int", 4)
     blob.struct("task", 4, [("flag", u32, 10 | 1 << 24), ("wide", u32, 11 | 3 << 24)], flag=True)
     types = Btf(blob.bytes())
-    assert offsets(types, form(fields={"FLAG": [("task", "flag", 0)]})) == {"FLAG": 1, "FLAG_BIT": 4}
-    assert offsets(types, form(optional={"WIDE": [("task", "wide", 0)]})) == {}
+    assert field_offsets(types, form(fields={"FLAG": [("task", "flag", 0)]})) == {"FLAG": 1, "FLAG_BIT": 4}
+    assert field_offsets(types, form(optional={"WIDE": [("task", "wide", 0)]})) == {}
     with pytest.raises(FormRefused, match="wide is no bitfield of one bit"):
-        offsets(types, form(fields={"WIDE": [("task", "wide", 0)]}))
+        field_offsets(types, form(fields={"WIDE": [("task", "wide", 0)]}))
 
 
 def program(event: str, *arguments: str, iterator: bool = False, at: str = "") -> dict[str, Any]:
@@ -72,21 +72,21 @@ def program(event: str, *arguments: str, iterator: bool = False, at: str = "") -
 
 def test_a_variable_has_no_struct_and_becomes_its_place_among_those_of_a_cpu() -> None:
     wanted = form(fields={"DEPTH": [("", "gone", 4), ("", "depth", 4)]}, optional={"LONELY": [("", "lonely", 4)]})
-    assert offsets(Btf(sample()), wanted) == {"DEPTH": 0x40}
+    assert field_offsets(Btf(sample()), wanted) == {"DEPTH": 0x40}
 
 
 def test_a_tracepoint_that_passes_something_else_is_refused() -> None:
     """`wakeup` of the sample passes an unsigned int and a pointer, behind the one that every tracepoint passes."""
     types = Btf(sample())
     typedef, function = types.typedef_id("btf_trace_wakeup"), types.function_id("bpf_iter_task")
-    assert _target(types, program("wakeup", "u32", "struct sched_info *"), typed=True) == typedef
-    assert _target(types, program("wakeup", "u32"), typed=True) == typedef
-    assert _target(types, program("wakeup"), typed=False) == 0
-    assert _target(types, program("task", iterator=True), typed=True) == function
+    assert _attach_target(types, program("wakeup", "u32", "struct sched_info *"), typed=True) == typedef
+    assert _attach_target(types, program("wakeup", "u32"), typed=True) == typedef
+    assert _attach_target(types, program("wakeup"), typed=False) == 0
+    assert _attach_target(types, program("task", iterator=True), typed=True) == function
     for arguments in (("s32",), ("u32", "u64"), ("u32", "struct sched_info *", "u32")):
         for typed in (True, False):
             with pytest.raises(BtfError, match=r"wakeup of this kernel passes \(u32, struct sched_info \*\), not \("):
-                _target(types, program("wakeup", *arguments), typed=typed)
+                _attach_target(types, program("wakeup", *arguments), typed=typed)
 
 
 @pytest.mark.parametrize(("event", "reason"), [("wakeup", "wakeup of this kernel passes"), ("gone", "btf_trace_gone")])
@@ -110,15 +110,17 @@ def test_a_function_is_known_by_its_number_and_must_be_passed_what_the_source_re
     assert types.parameters("bpf_iter_task") == (*passed, "struct sched_info *")
     whole = (*passed, "struct sched_info *")
     with pytest.raises(BtfError, match=r"bpf_iter_task of this kernel passes \(struct sched_info \*, u32, struct"):
-        _target(types, program("bpf_iter_task", *passed, at="return"), typed=True)
+        _attach_target(types, program("bpf_iter_task", *passed, at="return"), typed=True)
     for at, read in (("entry", passed), ("return", whole)):
-        assert _target(types, program("bpf_iter_task", *read, at=at), typed=True) == types.function_id("bpf_iter_task")
-        assert _target(types, program("bpf_iter_task", *read, at=at), typed=False) == 0
+        assert _attach_target(types, program("bpf_iter_task", *read, at=at), typed=True) == types.function_id(
+            "bpf_iter_task"
+        )
+        assert _attach_target(types, program("bpf_iter_task", *read, at=at), typed=False) == 0
         for typed in (True, False):
             with pytest.raises(BtfError, match=r"bpf_iter_task of this kernel passes \(struct sched_info \*, u32, "):
-                _target(types, program("bpf_iter_task", "u32", at=at), typed=typed)
+                _attach_target(types, program("bpf_iter_task", "u32", at=at), typed=typed)
             with pytest.raises(BtfError, match="no function gone"):
-                _target(types, program("gone", "u32", at=at), typed=typed)
+                _attach_target(types, program("gone", "u32", at=at), typed=typed)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_what_kind_of_program_it_is(
     at: str, kind: int, attach_type: int | None, *, iterator: bool, typed: bool
 ) -> None:
     expected = {"kind": kind} | ({} if attach_type is None else {"attach_type": attach_type})
-    assert _kind(program("x", iterator=iterator, at=at), typed=typed) == expected
+    assert _program_type(program("x", iterator=iterator, at=at), typed=typed) == expected
 
 
 def test_a_kernel_without_kprobes_has_no_file_that_says_how_to_ask_for_them(tmp_path: Path) -> None:

@@ -8,12 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.facts import Durations, Kswapd
-from api.histograms import SLOTS
+from api.histogram import SLOT_COUNT
+from api.measurements import Durations, Kswapd
 from probes import bpf
-from probes.kswapd import _FORMS, FORMS, NOTHING, SEATS, decode, decode_nodes, job, nodes_with_memory, unseen
+from probes.kswapd import (
+    _FORMS,
+    FORMS,
+    NO_RECLAIM,
+    TASK_SLOTS,
+    decode,
+    decode_nodes,
+    job,
+    nodes_with_memory,
+    silent_lru_gen,
+)
 
-COUNTS = st.lists(st.integers(0, 2**40), min_size=SLOTS, max_size=SLOTS)
+COUNTS = st.lists(st.integers(0, 2**40), min_size=SLOT_COUNT, max_size=SLOT_COUNT)
 
 
 @given(COUNTS, COUNTS, st.integers(0, 2**63), st.integers(0, 2**63))
@@ -25,7 +35,7 @@ def test_a_row_is_two_histograms_then_pages_and_wakeups(direct: list[int], limit
 
 
 def test_a_row_of_zeros_is_nothing() -> None:
-    assert decode({7: [0] * (2 * SLOTS + 4)}) == {7: NOTHING}
+    assert decode({7: [0] * (2 * SLOT_COUNT + 4)}) == {7: NO_RECLAIM}
 
 
 def test_nodes_keep_their_numbers() -> None:
@@ -54,7 +64,7 @@ def test_programs_can_be_found_and_told_apart_in_the_kernels_list() -> None:
 
 
 def test_seats_are_a_power_of_two_because_the_source_masks_with_them() -> None:
-    assert SEATS & (SEATS - 1) == 0
+    assert TASK_SLOTS & (TASK_SLOTS - 1) == 0
 
 
 @pytest.mark.parametrize(
@@ -65,10 +75,10 @@ def test_an_lru_that_does_not_tell_is_a_problem(tmp_path: Path, runs: int, scann
     """Where the file is missing or makes no sense, as on kernels without that LRU, nothing is wrong."""
     quiet = Kswapd(wakeups=0, active_ns=0, scanned_pages=0, reclaimed_pages=0)
     numa = {0: quiet, 1: Kswapd(wakeups=runs, active_ns=5, scanned_pages=scanned, reclaimed_pages=0)}
-    assert unseen(numa, tmp_path / "enabled") is None
+    assert silent_lru_gen(numa, tmp_path / "enabled") is None
     (tmp_path / "enabled").write_text("y\n")
-    assert unseen(numa, tmp_path / "enabled") is None
+    assert silent_lru_gen(numa, tmp_path / "enabled") is None
     (tmp_path / "enabled").write_text(mask)
-    problem = unseen(numa, tmp_path / "enabled")
+    problem = silent_lru_gen(numa, tmp_path / "enabled")
     assert (problem is not None) == said
     assert problem is None or problem.reason.startswith("kswapd ran 10 times and no page was seen")

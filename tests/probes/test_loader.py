@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from api.ports import Absent, Unavailable
+from api.interfaces import KernelFeatureAbsent, Unavailable
 from probes.loader import Job, load
-from probes.remedies import Refusal, explain
+from probes.remedies import FormRefusal, explain_refusals
 
 JOB = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
 
@@ -84,7 +84,7 @@ def test_every_kind_of_failure_has_its_remedy(tmp_path: Path, kind: str, words: 
     error = refusal(answering(tmp_path, f'{{"error": "{kind}", "detail": "as it is"}}'))
     assert error.reason == "as it is"
     assert words in error.remedy
-    assert isinstance(error, Absent) is absent
+    assert isinstance(error, KernelFeatureAbsent) is absent
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_forms_that_are_all_forbidden_are_a_matter_of_capabilities_and_none_that
     error = refusal(answering(tmp_path, f'{{"error": "refused", "detail": "none", "refused": [{forms}]}}'))
     assert error.reason.startswith(f"none: f{codes[0]}: load p: no (unknown opcode); f")
     assert words in error.remedy
-    assert isinstance(error, Absent) is absent
+    assert isinstance(error, KernelFeatureAbsent) is absent
 
 
 def test_descriptors_that_did_not_arrive_are_missed(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_descriptors_that_did_not_arrive_are_missed(tmp_path: Path) -> None:
 
 def test_a_refusal_quotes_the_verifiers_last_word_not_its_statistics() -> None:
     log = "0: (85) call\nunknown func bpf_x#999\nprocessed 3 insns (limit 1000000)\n"
-    text = str(Refusal(form="tp_btf", stage="load dtse_x", reason="Invalid argument", errno=22, log=log))
+    text = str(FormRefusal(form="tp_btf", stage="load dtse_x", reason="Invalid argument", errno=22, log=log))
     assert text == "tp_btf: load dtse_x: Invalid argument (unknown func bpf_x#999)"
 
 
@@ -129,9 +129,9 @@ def test_a_refusal_quotes_the_verifiers_last_word_not_its_statistics() -> None:
 )
 def test_who_may_not_open_an_event_is_told_what_that_takes(stage: str, wants: str) -> None:
     """The verifier says EACCES too: there the program is at fault, not the rights."""
-    missing = Refusal(form="tp_btf", stage="fields", reason="no such field", errno=2, log="")
-    refused = Refusal(form="kprobe", stage=stage, reason="Permission denied", errno=13, log="")
-    assert wants in explain("refused", "no form", [missing, refused], "use another kernel").remedy
+    missing = FormRefusal(form="tp_btf", stage="fields", reason="no such field", errno=2, log="")
+    refused = FormRefusal(form="kprobe", stage=stage, reason="Permission denied", errno=13, log="")
+    assert wants in explain_refusals("refused", "no form", [missing, refused], "use another kernel").remedy
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_no_descriptor_to_spare_is_told_and_nothing_left_behind(tmp_path: Path) 
     script = """
 import os, resource, sys
 from pathlib import Path
-from api.ports import Unavailable
+from api.interfaces import Unavailable
 from probes.loader import Job, load
 job = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
 held = [os.open("/", os.O_RDONLY) for _ in range(20)]  # the child, which does not get them, is a shell and wants some
@@ -194,7 +194,7 @@ def test_a_parent_that_is_killed_leaves_no_directory(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from api.ports import Unavailable
+from api.interfaces import Unavailable
 from probes.loader import Compiler, Job
 job = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={}, btf=Path("/nowhere"))
 compiler = Compiler(Path(sys.executable))

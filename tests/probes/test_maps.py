@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.maps import _runs, cpu_numbers, dtype_of, possible_cpus, total
+from probes.maps import _contiguous_runs, cpu_id_limit, dtype_of, possible_cpus, sum_over_cpus
 
 HIST = ["hist", [["sum_ns", "unsigned long long"], ["slots", "unsigned long long", [27]]], "struct_packed"]
 
@@ -59,7 +59,7 @@ def test_totals_add_up_over_cpus_and_keep_elements_apart() -> None:
     values = np.zeros((2, 3), dtype_of(HIST))
     values["sum_ns"] = [[1, 2, 3], [10, 20, 30]]
     values["slots"][0, :, 26] = [5, 0, 2]
-    counters = total(values)
+    counters = sum_over_cpus(values)
     assert counters.shape == (2, 28)
     assert counters[:, 0].tolist() == [6, 60]
     assert counters[:, 27].tolist() == [7, 0]
@@ -68,20 +68,20 @@ def test_totals_add_up_over_cpus_and_keep_elements_apart() -> None:
 def test_values_that_cpus_share_are_their_own_totals() -> None:
     values = np.zeros(2, dtype_of(HIST))
     values["sum_ns"] = [6, 60]
-    assert total(values)[:, 0].tolist() == [6, 60]
-    assert total(values).shape == (2, 28)
-    assert total(np.array([3, 4], dtype_of("unsigned long long"))).tolist() == [[3], [4]]
+    assert sum_over_cpus(values)[:, 0].tolist() == [6, 60]
+    assert sum_over_cpus(values).shape == (2, 28)
+    assert sum_over_cpus(np.array([3, 4], dtype_of("unsigned long long"))).tolist() == [[3], [4]]
 
 
 def test_totals_do_not_overflow_where_counters_do_not() -> None:
     values = np.zeros((1, 2), dtype_of(HIST))
     values["sum_ns"] = 2**62
-    assert total(values)[0, 0] == 2**63
+    assert sum_over_cpus(values)[0, 0] == 2**63
 
 
 @given(st.lists(st.integers(0, 300), unique=True).map(sorted), st.integers(1, 100))
 def test_runs_cover_every_place_once_and_bridge_short_gaps_only(places: list[int], bridge: int) -> None:
-    runs = list(_runs(places, bridge))
+    runs = list(_contiguous_runs(places, bridge))
     covered = [place for first, last in runs for place in range(first, last + 1)]
     assert len(covered) == len(set(covered))
     assert set(places) <= set(covered)
@@ -94,4 +94,4 @@ def test_possible_cpus_are_counted_not_the_online_ones(tmp_path: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "possible").write_text("0-3,8-127\n")
     assert possible_cpus(tmp_path) == 124
-    assert cpu_numbers(tmp_path) == 128, "programs look up by number"
+    assert cpu_id_limit(tmp_path) == 128, "programs look up by number"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from api.ports import Seen
+from api.interfaces import ProbeReading
 from probes import bpf
 from probes.migrations import _FORMS, FORMS, ONE_NODE, job, numa_nodes_of_cpus, open_migrations
 
@@ -22,7 +22,7 @@ def test_with_one_node_nothing_is_attached_and_nothing_made_up() -> None:
     for cpu_nodes in ({0: 0, 1: 0}, {}):
         probe = open_migrations(cpu_nodes=cpu_nodes, child_python=Path("/nowhere"))
         assert probe.form == ONE_NODE
-        assert probe.read({1: "/"}) == Seen()
+        assert probe.read({1: "/"}) == ProbeReading()
         assert probe.problem() is None
         probe.close()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from api.facts import OomVictim
+from api.measurements import OomVictim
 from probes import bpf
 from probes.maps import dtype_of
-from probes.oomkill import _FORMS, FORMS, RING, decode
+from probes.oomkill import _FORMS, FORMS, RING_VICTIMS, decode
 
 # As BCC describes `struct victim` of the C source.
 VICTIM = ["victim", [["at_ns", "unsigned long long"], ["cgroup_id", "unsigned long long"],
@@ -33,7 +33,7 @@ def test_a_victim_has_its_time_cgroup_number_and_name(command: bytes, text: str)
 
 
 def test_the_ring_is_a_power_of_two_because_the_source_masks_with_it() -> None:
-    assert RING & (RING - 1) == 0
+    assert RING_VICTIMS & (RING_VICTIMS - 1) == 0
 
 
 def test_programs_can_be_found_in_the_kernels_list() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.histograms import SLOTS
+from api.histogram import SLOT_COUNT
 from probes import bpf
-from probes.runqlat import _FORMS, FORMS, SEATS, SPANS, STRETCHES, decode, job
+from probes.runqlat import _FORMS, FORMS, TASK_SLOTS, TIMELINE_SPANS, TIMELINE_STRETCHES, decode, job
 
 
-@given(st.lists(st.integers(0, 2**63), min_size=SLOTS, max_size=SLOTS), st.integers(0, 2**63))
+@given(st.lists(st.integers(0, 2**63), min_size=SLOT_COUNT, max_size=SLOT_COUNT), st.integers(0, 2**63))
 def test_a_row_is_the_sum_and_then_the_slots(slots: list[int], sum_ns: int) -> None:
     wait = decode([7], [[sum_ns, *slots]])[7]
     assert (wait.sum_ns, wait.count, wait.slots) == (sum_ns, sum(slots), tuple(slots))
@@ -30,7 +30,7 @@ def test_programs_can_be_found_and_told_apart_in_the_kernels_list() -> None:
 
 
 def test_seats_are_a_power_of_two_because_the_source_masks_with_them() -> None:
-    assert SEATS & (SEATS - 1) == 0
+    assert TASK_SLOTS & (TASK_SLOTS - 1) == 0
 
 
 def test_with_blame_each_form_that_knows_it_is_tried_with_it_first_and_then_without() -> None:
@@ -46,4 +46,4 @@ def test_with_blame_each_form_that_knows_it_is_tried_with_it_first_and_then_with
 
 
 def test_spans_and_stretches_are_powers_of_two_because_the_source_masks_with_them() -> None:
-    assert SPANS & (SPANS - 1) == STRETCHES & (STRETCHES - 1) == 0
+    assert TIMELINE_SPANS & (TIMELINE_SPANS - 1) == TIMELINE_STRETCHES & (TIMELINE_STRETCHES - 1) == 0

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.facts import Load, ThreadStates
-from api.ports import Unavailable
+from api.interfaces import Unavailable
+from api.measurements import LoadAverages, ThreadStates
 from probes import bpf
-from probes.threads import NOBODY, Threads, decode, job
-from probes.threads_proc import ProcWalk, cgroup, state
+from probes.threads import NO_THREADS, ProcWalk, ThreadsProbe, decode, job, thread_cgroup, thread_state
 
 RUNNABLE, UNINTERRUPTIBLE, IOWAIT, SLEEPING = range(4)
 SECOND = 10**9
@@ -74,25 +73,25 @@ def told() -> Told:
 
 
 @pytest.fixture
-def probe(told: Told) -> Threads:
-    return Threads(told, clock=lambda: told.now_ns)
+def probe(told: Told) -> ThreadsProbe:
+    return ThreadsProbe(told, clock=lambda: told.now_ns)
 
 
-def one(probe: Threads, number: int, live: Mapping[int, str], *, complete: bool = True) -> float | None:
+def one(probe: ThreadsProbe, number: int, live: Mapping[int, str], *, complete: bool = True) -> float | None:
     load = probe.read(live, complete=complete).cgroups[number].get("load")
-    assert load is None or isinstance(load, Load)
+    assert load is None or isinstance(load, LoadAverages)
     return None if load is None else load.one
 
 
-def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(told: Told, probe: Threads) -> None:
+def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(told: Told, probe: ThreadsProbe) -> None:
     told.states = {7: threads(runnable=3), 9: threads(sleeping=1)}
     assert probe.read({7: "/a", 8: "/b"}).cgroups == {
         7: {"threads_by_state": threads(3)},
-        8: {"threads_by_state": NOBODY},
+        8: {"threads_by_state": NO_THREADS},
     }
 
 
-def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(told: Told, probe: Threads) -> None:
+def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(told: Told, probe: ThreadsProbe) -> None:
     live = {7: "/a"}
     told.states = {7: threads(runnable=1)}
     values = []
@@ -102,7 +101,7 @@ def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(told: To
     assert values == [None] * 5 + [164 / 2048] * 5 + [315 / 2048] * 3
 
 
-def test_samples_that_were_missed_are_made_up_for_where_the_cgroup_was_there(told: Told, probe: Threads) -> None:
+def test_samples_that_were_missed_are_made_up_for_where_the_cgroup_was_there(told: Told, probe: ThreadsProbe) -> None:
     told.states = {7: threads(runnable=1), 8: threads(runnable=1)}
     told.now_ns += 5 * SECOND
     assert one(probe, 7, {7: "/a"}) == 164 / 2048
@@ -114,7 +113,9 @@ def test_samples_that_were_missed_are_made_up_for_where_the_cgroup_was_there(tol
     assert one(probe, 8, live) == 315 / 2048
 
 
-def test_a_load_is_dropped_with_its_cgroup_but_not_by_a_listing_that_was_cut_short(told: Told, probe: Threads) -> None:
+def test_a_load_is_dropped_with_its_cgroup_but_not_by_a_listing_that_was_cut_short(
+    told: Told, probe: ThreadsProbe
+) -> None:
     told.states = {7: threads(runnable=1)}
     live = {7: "/a"}
     told.now_ns += 5 * SECOND
@@ -127,7 +128,7 @@ def test_a_load_is_dropped_with_its_cgroup_but_not_by_a_listing_that_was_cut_sho
     assert one(probe, 7, live) is None
 
 
-def test_counting_takes_a_fiftieth_of_the_time_at_most(told: Told, probe: Threads) -> None:
+def test_counting_takes_a_fiftieth_of_the_time_at_most(told: Told, probe: ThreadsProbe) -> None:
     """100 ms for all threads of a large node: not again for 4.9 s. Who came meanwhile is not said to have none."""
     told.states, told.takes_ns = {7: threads(runnable=1)}, SECOND // 10
     assert probe.read({7: "/a", 8: "/b"}).cgroups.keys() == {7, 8}
@@ -139,7 +140,7 @@ def test_counting_takes_a_fiftieth_of_the_time_at_most(told: Told, probe: Thread
     assert {number: values["threads_by_state"] for number, values in seen.items()} == {7: threads(2), 9: threads(3)}
 
 
-def test_a_closed_probe_says_so(told: Told, probe: Threads) -> None:
+def test_a_closed_probe_says_so(told: Told, probe: ThreadsProbe) -> None:
     probe.close()
     probe.close()
     assert told.closed == 1
@@ -159,7 +160,7 @@ def test_a_closed_probe_says_so(told: Told, probe: Threads) -> None:
     ],
 )
 def test_the_state_stands_behind_whatever_the_name_holds(stat: bytes, letter: str) -> None:
-    assert state(stat) == letter
+    assert thread_state(stat) == letter
 
 
 @pytest.mark.parametrize(
@@ -173,13 +174,13 @@ def test_the_state_stands_behind_whatever_the_name_holds(stat: bytes, letter: st
     ],
 )
 def test_the_cgroup_is_that_of_the_cpu_controller(text: bytes, path: str) -> None:
-    assert cgroup(text) == path
+    assert thread_cgroup(text) == path
 
 
 @given(st.binary())
 def test_no_text_raises(text: bytes) -> None:
-    assert len(state(text)) == 1
-    assert isinstance(cgroup(text), str)
+    assert len(thread_state(text)) == 1
+    assert isinstance(thread_cgroup(text), str)
 
 
 def _thread(proc: Path, pid: int, tid: int, letter: str, path: str) -> None:
@@ -206,7 +207,7 @@ def test_the_walk_says_that_it_cannot_list(tmp_path: Path) -> None:
 
 
 def test_the_walk_gives_up_where_it_would_take_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probes.threads_proc.MAX_THREADS", 3)
+    monkeypatch.setattr("probes.threads.MAX_THREADS", 3)
     for tid in range(3):
         _thread(tmp_path, 10, tid, "R", "/a")
     assert ProcWalk(tmp_path).count({7: "/a"})[7].runnable == 3
@@ -216,6 +217,6 @@ def test_the_walk_gives_up_where_it_would_take_too_long(tmp_path: Path, monkeypa
 
 
 def test_the_walk_sees_this_very_process() -> None:
-    own = cgroup(Path("/proc/self/cgroup").read_bytes())
+    own = thread_cgroup(Path("/proc/self/cgroup").read_bytes())
     counted = ProcWalk(Path("/proc")).count({7: own})
     assert counted[7].runnable >= 1, f"process {os.getpid()} runs in {own}"

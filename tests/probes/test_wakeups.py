@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from api.facts import Durations, Wakeups
-from api.histograms import SLOTS
+from api.histogram import SLOT_COUNT
+from api.measurements import Durations, Wakeups
 from probes import registry
 from probes.wakeups import FORMS, decode, job
 
 
 def row(sum_ns: int, *counts: int) -> list[int]:
-    return [sum_ns, *counts, *(0,) * (SLOTS - len(counts))]
+    return [sum_ns, *counts, *(0,) * (SLOT_COUNT - len(counts))]
 
 
 def times(sum_ns: int, *counts: int) -> Durations:
@@ -34,5 +34,5 @@ def test_preemption_is_counted_where_some_kernel_keeps_it() -> None:
 
 
 def test_the_agent_loads_it_only_when_asked() -> None:
-    assert "wakeups" not in registry.USUAL
+    assert "wakeups" not in registry.DEFAULT_PROBES
     assert [name for name, _ in registry.openers(["wakeups"])] == ["wakeups"]

@@ -13,11 +13,11 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from api.decisions import JournalEntry, Status
-from api.samples import Snapshot
-from cli.probe import Interval
-from exporters.view import View
-from tests.live.running import eventually
+from api.decision import JournalEntry, OutcomeStatus
+from api.snapshot import Snapshot
+from cli.probe.runqlat import RunqlatInterval
+from exporters.view.cycle_view import View
+from tests.live.agent_process import eventually
 from tests.vagrant.machine import DIRECTORY, ROOT, Machine, box, missing, processes
 
 pytestmark = pytest.mark.vagrant
@@ -98,7 +98,7 @@ def test_the_service_ends_with_every_value_put_back(machine: Machine) -> None:
 
     def written() -> dict[str, str | None]:
         entries = seen(machine, "/api/v1/decisions?limit=500", list[JournalEntry])
-        applied = [entry.outcome for entry in entries if entry.outcome.status is Status.APPLIED]
+        applied = [entry.outcome for entry in entries if entry.outcome.status is OutcomeStatus.APPLIED]
         return {o.decision.knob.value: o.after for o in applied if o.decision.cgroup == BATCH}
 
     eventually("cpu.idle is written", lambda: written().get("cpu.idle") == "1", 60)
@@ -122,7 +122,9 @@ def test_of_two_processes_on_one_cpu_one_waits(machine: Machine) -> None:
         "sh -c 'while :; do :; done & while :; do :; done'; "
         "dioptase probe runqlat --json --interval 10 --duration 10 --cgroup /system.slice/pair; systemctl stop pair"
     )
-    interval = msgspec.json.decode(next(line for line in said.splitlines() if line.startswith("{")), type=Interval)
+    interval = msgspec.json.decode(
+        next(line for line in said.splitlines() if line.startswith("{")), type=RunqlatInterval
+    )
     assert interval.form == "tp_btf"
     (pair,) = interval.cgroups
     assert pair.cgroup == "/system.slice/pair.service"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.running import eventually
+from tests.live.agent_process import eventually
 from tests.vagrant.machine import DIRECTORY, ROOT, Machine, missing, processes
 
 pytestmark = pytest.mark.vagrant

@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agent.hierarchy import Hierarchy, detect
-from api.ports import Unavailable
-from probes.background import PATIENCE_S
+from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
+from api.interfaces import Unavailable
 from probes.counters import open_counters
+from probes.deferred_loading import COMPILE_TIMEOUT_S
 from probes.loader import Compiler, sharing
 from probes.registry import BY_NAME
-from probes.runqlat import open_waits
+from probes.runqlat import open_runqlat
 from tests.kernel.test_counters import CLOCKS
-from tests.vm.workloads import Hands, hands
+from tests.vm.workloads import KnobWriters, knob_writers
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 @pytest.fixture(scope="session")
 def hierarchy() -> Hierarchy:
     """Version 2 and nothing else."""
-    found = detect()
+    found = detect_hierarchy()
     assert (found.mode, found.v1) == ("v2", {})
     return found
 
@@ -46,9 +46,9 @@ def series() -> str:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Hands]:
+def agent(tmp_path: Path) -> Iterator[KnobWriters]:
     """The agent's way to knobs and back."""
-    with hands(tmp_path / "state") as made:
+    with knob_writers(tmp_path / "state") as made:
         yield made
 
 
@@ -71,7 +71,7 @@ class Programs:
         self._owned = ExitStack()
         self._compilers: SimpleQueue[Compiler] = SimpleQueue()
         for _ in range(WORKERS):
-            self._compilers.put(self._owned.enter_context(Compiler(timeout_s=PATIENCE_S)))
+            self._compilers.put(self._owned.enter_context(Compiler(timeout_s=COMPILE_TIMEOUT_S)))
         self._opened: dict[str, dict[str, Any]] = {}
         self.refused: dict[tuple[str, str], str] = {}
         """Why the kernel does not take a form."""
@@ -105,7 +105,7 @@ class Programs:
     def _open(self, name: str, form: str) -> None:
         opener: Callable[..., Any]
         if name == "runqlat":
-            opener = open_waits
+            opener = open_runqlat
         elif name == "counters":
             opener = partial(open_counters, events=CLOCKS)
         else:

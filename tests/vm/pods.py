@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from agent.hierarchy import Hierarchy
-from tests.kernel.probing import eventually
-from tests.kernel.support import TestCgroup
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from tests.kernel.open_probes import eventually
+from tests.kernel.real_cgroups import TestCgroup
 from tests.malachite.node import WORK
 
 MIB = 1 << 20

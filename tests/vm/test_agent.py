@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from agent.sense.topology import read_topology
-from api.cpus import format_cpu_list, parse_cpu_list
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import DIOPTASE, Agent, eventually
-from tests.vm.rounds import KEY, pod, write
+from agent.sensors.node.machine import read_topology
+from api.cpu import format_cpu_list, parse_cpu_list
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import DIOPTASE, Agent, eventually
+from tests.vm.agent_cycles import KEY, pod, write
 from tests.vm.workloads import MIB, SPIN, disk, family, free_bytes, hold, numa_nodes, number_of
 
 pytestmark = pytest.mark.vm

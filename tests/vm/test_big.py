@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.cpus import parse_cpu_list
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import Agent, eventually
+from api.cpu import parse_cpu_list
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import Agent, eventually
 
 pytestmark = pytest.mark.vm_big
 
@@ -83,12 +83,13 @@ def cpus_of(groups: Groups) -> dict[str, str]:
     return {name: group.file("cpuset", "cpuset.cpus").read_text().strip() for name, group in groups.items()}
 
 
-def settles(agent: Agent, groups: Groups, cpus: Mapping[str, str], advertised: int) -> None:
+def settles(agent: Agent, groups: Groups, cpus: Mapping[str, str], reported_headroom: int) -> None:
     """Wait until pods have these CPUs and so many are advertised."""
     eventually(f"cpusets become {cpus}: {agent.log}", lambda: cpus_of(groups) == cpus)
-    eventually(f"{advertised} CPUs are lent", lambda: agent.view()["lent_cores"] == advertised)
+    eventually(f"{reported_headroom} CPUs are lent", lambda: agent.view()["lent_cores"] == reported_headroom)
     eventually(
-        f"{advertised} CPUs are advertised", lambda: round(agent.view()["advertised"]["cores"] or 0) == advertised
+        f"{reported_headroom} CPUs are advertised",
+        lambda: round(agent.view()["advertised"]["cores"] or 0) == reported_headroom,
     )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import detect
-from tests.kernel.support import cgroup
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from tests.kernel.real_cgroups import cgroup
 
 pytestmark = pytest.mark.vm
 NODES = Path("/sys/devices/system/node")
@@ -19,7 +19,7 @@ HOG = "import time\nkept = bytearray(b'x' * (96 << 20))\nprint(flush=True)\ntime
 
 
 def test_version_2_is_the_only_hierarchy_and_offers_every_controller() -> None:
-    hierarchy = detect()
+    hierarchy = detect_hierarchy()
     assert (hierarchy.mode, hierarchy.v1) == ("v2", {})
     assert {"cpu", "cpuset", "memory", "io", "pids"} <= set(
         (hierarchy.primary / "cgroup.subtree_control").read_text().split()
@@ -35,7 +35,7 @@ def test_two_nodes_share_the_cpus_and_are_apart() -> None:
 
 def test_memory_beyond_its_limit_goes_to_swap() -> None:
     """96 MiB in a cgroup that may have 32: the rest is in swap, and the kernel says whose it is."""
-    with cgroup(detect(), "swapping") as group:
+    with cgroup(detect_hierarchy(), "swapping") as group:
         group.file("memory", "memory.high").write_text(str(32 * MIB))
         group.start(["/usr/bin/python3", "-c", HOG])
         deadline = time.monotonic() + 120

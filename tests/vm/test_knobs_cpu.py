@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from api.cpus import format_cpu_list
-from api.decisions import Status
+from api.cpu import format_cpu_list
+from api.decision import OutcomeStatus
 from api.knobs import Knob
-from tests.kernel.knobbed import Knobbed
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import eventually
-from tests.vm.workloads import MIB, PYTHON, SPIN, Hands, hold, numa_nodes, numbers, on_nodes, ran_on, spin
+from tests.kernel.knob_cgroups import KnobCgroup
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import eventually
+from tests.vm.workloads import MIB, PYTHON, SPIN, KnobWriters, hold, numa_nodes, numbers, on_nodes, ran_on, spin
 
 pytestmark = pytest.mark.vm
 
@@ -63,7 +63,7 @@ def shares(pair: tuple[TestCgroup, TestCgroup]) -> tuple[int, int]:
     return used(pair[0]) - before[0], used(pair[1]) - before[1]
 
 
-def test_tasks_run_on_the_cpus_of_their_group_and_on_no_other(agent: Hands, group: TestCgroup) -> None:
+def test_tasks_run_on_the_cpus_of_their_group_and_on_no_other(agent: KnobWriters, group: TestCgroup) -> None:
     every = os.sched_getaffinity(0)
     group.file("cpuset", "cpuset.cpus").write_text(format_cpu_list(every))
     for _ in range(2 * len(every)):
@@ -75,7 +75,7 @@ def test_tasks_run_on_the_cpus_of_their_group_and_on_no_other(agent: Hands, grou
     eventually("they are spread again", lambda: ran_on(group.processes) == every)
 
 
-def test_memory_follows_its_group_to_other_numa_nodes(agent: Hands, group: TestCgroup) -> None:
+def test_memory_follows_its_group_to_other_numa_nodes(agent: KnobWriters, group: TestCgroup) -> None:
     first, *_, last = numa_nodes()
     group.file("cpuset", "cpuset.mems").write_text(format_cpu_list(numa_nodes()))
     hold(group, 48 * MIB, cpu=numa_nodes()[first][0])
@@ -88,23 +88,28 @@ def test_memory_follows_its_group_to_other_numa_nodes(agent: Hands, group: TestC
 
 @pytest.mark.parametrize(("knob", "value"), [(Knob.CPUSET, "1"), (Knob.MEMS, "0")])
 def test_what_was_inherited_is_again_or_is_all_that_there_is_while_tasks_are_in_the_group(
-    agent: Hands, group: TestCgroup, knob: Knob, value: str
+    agent: KnobWriters, group: TestCgroup, knob: Knob, value: str
 ) -> None:
     with agent.turned((group, knob, value)):
         pass
     assert group.file("cpuset", knob.value).read_text() == "\n"
     spin(group)
     whole = group.file("cpuset", f"{knob.value}.effective").read_text()
-    agent.actuator.apply([Knobbed(group).decide(knob, value)])
+    agent.actuator.apply([KnobCgroup(group).decide(knob, value)])
     assert group.file("cpuset", f"{knob.value}.effective").read_text() == f"{value}\n"
     (outcome,) = agent.originals.restore(agent.files)
-    assert (outcome.status, outcome.before, outcome.after, outcome.error) == (Status.APPLIED, value, whole.strip(), "")
+    assert (outcome.status, outcome.before, outcome.after, outcome.error) == (
+        OutcomeStatus.APPLIED,
+        value,
+        whole.strip(),
+        "",
+    )
     assert group.file("cpuset", knob.value).read_text() == whole
     assert agent.originals.entries() == ()
 
 
 def test_a_quota_throttles_in_nearly_every_period_and_gives_no_more_than_it_says(
-    agent: Hands, group: TestCgroup
+    agent: KnobWriters, group: TestCgroup
 ) -> None:
     with agent.turned((group, Knob.QUOTA, "20000 100000")):
         before = numbers(group, "cpu.stat")
@@ -122,7 +127,7 @@ def test_a_quota_throttles_in_nearly_every_period_and_gives_no_more_than_it_says
     assert numbers(group, "cpu.stat")["nr_throttled"] - unlimited <= 1
 
 
-def test_cpu_is_shared_by_weight(agent: Hands, rivals: tuple[TestCgroup, TestCgroup]) -> None:
+def test_cpu_is_shared_by_weight(agent: KnobWriters, rivals: tuple[TestCgroup, TestCgroup]) -> None:
     less, more = shares(rivals)
     assert 0.8 <= more / less <= 1.25
     with agent.turned((rivals[0], Knob.WEIGHT, "50"), (rivals[1], Knob.WEIGHT, "200")):
@@ -130,7 +135,7 @@ def test_cpu_is_shared_by_weight(agent: Hands, rivals: tuple[TestCgroup, TestCgr
     assert 3.2 <= more / less <= 5
 
 
-def test_an_idle_group_has_what_nobody_else_wants(agent: Hands, rivals: tuple[TestCgroup, TestCgroup]) -> None:
+def test_an_idle_group_has_what_nobody_else_wants(agent: KnobWriters, rivals: tuple[TestCgroup, TestCgroup]) -> None:
     with agent.turned((rivals[0], Knob.IDLE, "1")):
         idle, other = shares(rivals)
         assert idle <= other / 50
@@ -139,7 +144,7 @@ def test_an_idle_group_has_what_nobody_else_wants(agent: Hands, rivals: tuple[Te
         eventually("it has all of the CPU", lambda: used(rivals[0]) >= start + 500_000)
 
 
-def test_what_was_saved_up_is_used_beyond_the_quota(agent: Hands, group: TestCgroup, tmp_path: Path) -> None:
+def test_what_was_saved_up_is_used_beyond_the_quota(agent: KnobWriters, group: TestCgroup, tmp_path: Path) -> None:
     """Each pulse needs 80 ms; the quota is 50 in 100, and as much can be saved up."""
 
     def pulse(started: Path) -> tuple[int, int]:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.config.qrm_knobs import IoConfig
-from agent.qrm.io import disk_settings
-from agent.qrm.node_files import FILE_NAME, NodeFiles
-from agent.qrm.originals import boot_id
-from agent.sense.node import NodeReader
-from api.decisions import Status
+from agent.config.qrm import DiskIoConfig
+from agent.qrm.actuator.disk_settings import FILE_NAME, DiskSettings
+from agent.qrm.actuator.state_dir import read_boot_id
+from agent.qrm.knobs.io import disk_settings
+from agent.sensors.node.node_reader import NodeReader
+from api.decision import OutcomeStatus
 from api.knobs import Knob
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import eventually
-from tests.vm.workloads import DATA, MIB, PYTHON, Hands, disk, io, number_of
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import eventually
+from tests.vm.workloads import DATA, MIB, PYTHON, KnobWriters, disk, io, number_of
 
 pytestmark = pytest.mark.vm
 
@@ -72,7 +72,7 @@ def through(group: TestCgroup, device: str, key: str, least: int) -> tuple[int, 
 
 
 def test_no_more_is_written_and_read_than_the_limits_allow(
-    agent: Hands, pair: tuple[TestCgroup, TestCgroup], device: str
+    agent: KnobWriters, pair: tuple[TestCgroup, TestCgroup], device: str
 ) -> None:
     """A fast machine has to wait for it; a slow one lets through less, which is not above the limit either."""
     limited, free = pair
@@ -92,11 +92,11 @@ def test_no_more_is_written_and_read_than_the_limits_allow(
 
 
 def test_a_busy_disk_is_shared_by_weight(
-    agent: Hands, pair: tuple[TestCgroup, TestCgroup], device: str, tmp_path: Path
+    agent: KnobWriters, pair: tuple[TestCgroup, TestCgroup], device: str, tmp_path: Path
 ) -> None:
     name = disk("data").name
     reader = NodeReader(Path("/proc"), Path("/sys"))
-    config = IoConfig(cost_qos={name: COST["enable"]}, cost_model={name: COST["model"]})
+    config = DiskIoConfig(cost_qos={name: COST["enable"]}, cost_model={name: COST["model"]})
     settings = disk_settings(reader.read().disks, config, "fs/cgroup")
     reader.close()
     assert [(setting.path, setting.device) for setting in settings] == [
@@ -105,8 +105,8 @@ def test_a_busy_disk_is_shared_by_weight(
     ]
     state = tmp_path / "node"
     state.mkdir()
-    node = NodeFiles(Path("/sys"), state, boot_id())
-    assert [(o.status, o.error) for o in node.apply(settings)] == [(Status.APPLIED, "")] * 2
+    node = DiskSettings(Path("/sys"), state, read_boot_id())
+    assert [(o.status, o.error) for o in node.apply(settings)] == [(OutcomeStatus.APPLIED, "")] * 2
     try:
         with agent.turned((pair[0], Knob.IO_WEIGHT, "50"), (pair[1], Knob.IO_WEIGHT, "200")):
             for group in pair:
@@ -117,6 +117,6 @@ def test_a_busy_disk_is_shared_by_weight(
             less, more = (io(group, device)["wbytes"] - start for group, start in zip(pair, before, strict=True))
         assert 3 <= more / less <= 5.5
     finally:
-        assert Status.REFUSED not in {outcome.status for outcome in node.restore()}
+        assert OutcomeStatus.REFUSED not in {outcome.status for outcome in node.restore()}
     assert not (state / FILE_NAME).exists()
     assert "enable=1" not in (Path("/sys/fs/cgroup/io.cost.qos")).read_text()

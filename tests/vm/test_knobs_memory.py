@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.decisions import Status
+from api.decision import OutcomeStatus
 from api.knobs import Knob
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import eventually
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import eventually
 from tests.vm.workloads import (
     DATA,
     HOLD,
     MIB,
     PYTHON,
-    Hands,
+    KnobWriters,
     cache,
     charged,
     family,
@@ -36,7 +36,7 @@ def group() -> Iterator[TestCgroup]:
         yield made
 
 
-def test_a_group_above_memory_high_swaps_and_goes_on(agent: Hands, group: TestCgroup) -> None:
+def test_a_group_above_memory_high_swaps_and_goes_on(agent: KnobWriters, group: TestCgroup) -> None:
     with agent.turned((group, Knob.MEMORY_HIGH, str(64 * MIB))):
         hold(group, 128 * MIB)
         events = numbers(group, "memory.events")
@@ -47,7 +47,7 @@ def test_a_group_above_memory_high_swaps_and_goes_on(agent: Hands, group: TestCg
 
 
 def test_a_group_that_cannot_fit_into_its_maximum_loses_a_task_and_no_other_does(
-    agent: Hands, group: TestCgroup
+    agent: KnobWriters, group: TestCgroup
 ) -> None:
     with cgroup(group.hierarchy, "beside") as beside:
         hold(beside, 32 * MIB)
@@ -61,7 +61,9 @@ def test_a_group_that_cannot_fit_into_its_maximum_loses_a_task_and_no_other_does
 
 
 @pytest.mark.parametrize("knob", [None, Knob.MEMORY_LOW, Knob.MEMORY_MIN], ids=["neither", "low", "min"])
-def test_what_is_protected_stays_while_its_neighbour_swaps(agent: Hands, group: TestCgroup, knob: Knob | None) -> None:
+def test_what_is_protected_stays_while_its_neighbour_swaps(
+    agent: KnobWriters, group: TestCgroup, knob: Knob | None
+) -> None:
     """Two of 64 MiB in a group of 80: without protection it is the older one that has to go."""
     with family(group, "older", "newer") as (older, newer):
         group.file("memory", "memory.max").write_text(str(80 * MIB))
@@ -80,27 +82,27 @@ def test_what_is_protected_stays_while_its_neighbour_swaps(agent: Hands, group: 
             assert gone >= 40 * MIB
 
 
-def test_memory_is_reclaimed_on_request(agent: Hands, group: TestCgroup) -> None:
+def test_memory_is_reclaimed_on_request(agent: KnobWriters, group: TestCgroup) -> None:
     hold(group, 96 * MIB)
     outcome = agent.once(group, Knob.MEMORY_RECLAIM, str(48 * MIB))
-    assert outcome.status is Status.APPLIED
+    assert outcome.status is OutcomeStatus.APPLIED
     assert 44 * MIB <= int(outcome.before or 0) - int(outcome.after or 0) <= 56 * MIB
     assert 40 * MIB <= swapped(group) <= 72 * MIB
     assert agent.originals.entries() == ()
 
 
-def test_no_more_is_swapped_than_swap_max(agent: Hands, group: TestCgroup) -> None:
+def test_no_more_is_swapped_than_swap_max(agent: KnobWriters, group: TestCgroup) -> None:
     hold(group, 96 * MIB)
     with agent.turned((group, Knob.SWAP_MAX, str(16 * MIB))):
         outcome = agent.once(group, Knob.MEMORY_RECLAIM, str(64 * MIB))
-        assert outcome.status is Status.APPLIED
+        assert outcome.status is OutcomeStatus.APPLIED
         assert outcome.error.startswith("partial: the kernel found less than the 67108864 bytes")
         assert 12 * MIB <= swapped(group) <= 16 * MIB
         assert numbers(group, "memory.swap.events")["max"] > 0
         assert charged(group) >= 96 * MIB
 
 
-def test_page_cache_is_dropped_and_anonymous_memory_stays(agent: Hands, group: TestCgroup) -> None:
+def test_page_cache_is_dropped_and_anonymous_memory_stays(agent: KnobWriters, group: TestCgroup) -> None:
     """With swap it takes Linux 6.9, which this kernel is asked for."""
     hold(group, 32 * MIB)
     cache(group, DATA / "cached", 48 * MIB)
@@ -112,22 +114,22 @@ def test_page_cache_is_dropped_and_anonymous_memory_stays(agent: Hands, group: T
     before = numbers(group, "memory.stat")
     outcome = agent.once(group, Knob.DROP_CACHE, str(48 * MIB))
     if not chooses:
-        assert outcome.status is Status.REFUSED
+        assert outcome.status is OutcomeStatus.REFUSED
         assert "cannot drop page cache without swapping: Linux 6.9 or newer, or no swap" in outcome.error
         assert numbers(group, "memory.stat")["file"] >= 47 * MIB
         return
-    assert outcome.status is Status.APPLIED
+    assert outcome.status is OutcomeStatus.APPLIED
     after = numbers(group, "memory.stat")
     assert before["file"] - after["file"] >= 40 * MIB
     assert (swapped(group), after["anon"] >= 32 * MIB) == (0, True)
 
 
-def test_pages_are_migrated_between_numa_nodes(agent: Hands, group: TestCgroup) -> None:
+def test_pages_are_migrated_between_numa_nodes(agent: KnobWriters, group: TestCgroup) -> None:
     first, *_, last = numa_nodes()
     hold(group, 48 * MIB, cpu=numa_nodes()[first][0])
     eventually("it is where it was touched", lambda: on_nodes(group)[first] >= 48 * MIB)
     outcome = agent.once(group, Knob.MIGRATE_PAGES, f"{first} {last}")
-    assert outcome.status is Status.APPLIED
+    assert outcome.status is OutcomeStatus.APPLIED
     assert int(outcome.before or 0) - int(outcome.after or 0) >= 47 * MIB
     eventually("it has moved", lambda: on_nodes(group)[last] >= 47 * MIB)
     assert on_nodes(group)[first] < 2 * MIB

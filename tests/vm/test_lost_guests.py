@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.running import eventually
+from tests.live.agent_process import eventually
 from tests.vm.__main__ import REPORT, main
 from tests.vm.machine import LOST, QEMU, ROOT
 from tests.vm.test_machine import alive

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.running import eventually
+from tests.live.agent_process import eventually
 from tests.vm.__main__ import BOOTS, is_whole
 from tests.vm.__main__ import pytest as pytest_command
 from tests.vm.initramfs import Cpio

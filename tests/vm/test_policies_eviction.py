@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from agent.eviction.signals import SignalKiller
-from api.decisions import Round
-from api.evictions import KillReason, Met
-from api.pods import Container, Pod
+from agent.eviction.signals import SignalEvictor
+from api.decision import Cycle
+from api.eviction import EvictionEventReason, ThresholdMet
+from api.pod import Container, Pod
 from api.qos import QoSLevel
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import eventually
-from tests.vm.rounds import pod, rounds, turn, turn_until
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import eventually
+from tests.vm.agent_cycles import acting_loop, pod, run_cycle, run_cycles_until
 from tests.vm.workloads import MIB, family, free_bytes, hold, numa_nodes, on_nodes, spin
 
 pytestmark = pytest.mark.vm
@@ -43,13 +43,13 @@ def alive(group: TestCgroup) -> bool:
     return all(process.poll() is None for process in group.processes)
 
 
-def victims(done: list[Round]) -> list[tuple[str, str, bool]]:
+def victims(done: list[Cycle]) -> list[tuple[str, str, bool]]:
     """Who was chosen, by which plugin, and whether only to be shown."""
     found = [victim for each in done if each.evictions is not None for victim in each.evictions.victims]
     return [(re.split("[-/]", victim.pod)[-1], victim.plugin, victim.dry_run) for victim in found]
 
 
-def kills(done: list[Round]) -> list[tuple[str, KillReason]]:
+def kills(done: list[Cycle]) -> list[tuple[str, EvictionEventReason]]:
     return [(event.pod.rpartition("-")[2], event.reason) for each in done for event in each.kills]
 
 
@@ -58,15 +58,15 @@ def settings(plugin: str, *, dry: bool = False, **own: Mapping[str, Any]) -> dic
     return {"advisor": {"policy": "none"}, "eviction": eviction}
 
 
-def gone(loop: Any, between: Callable[[], None] = lambda: None) -> list[Round]:
+def gone(loop: Any, between: Callable[[], None] = lambda: None) -> list[Cycle]:
     """Rounds until somebody has left, with something to do between them, and three more."""
 
-    def left(each: Round) -> bool:
+    def left(each: Cycle) -> bool:
         between()
-        return KillReason.SUCCEEDED in {event.reason for event in each.kills}
+        return EvictionEventReason.SUCCEEDED in {event.reason for event in each.kills}
 
-    done = turn_until(loop, "somebody has left", left)
-    return [*done, *(turn(loop) for _ in range(3))]
+    done = run_cycles_until(loop, "somebody has left", left)
+    return [*done, *(run_cycle(loop) for _ in range(3))]
 
 
 def test_the_largest_batch_pod_leaves_a_node_without_free_memory(tmp_path: Path) -> None:
@@ -78,18 +78,18 @@ def test_the_largest_batch_pod_leaves_a_node_without_free_memory(tmp_path: Path)
         pods = [pod(web, "shared_cores"), pod(small, "reclaimed_cores"), pod(large, "reclaimed_cores")]
         for name in ("dry", "real"):
             (tmp_path / name).mkdir()
-        with rounds(tmp_path / "dry", settings(SYSTEM, dry=True, **own), pods) as loop:
-            before = [turn(loop) for _ in range(3)]
+        with acting_loop(tmp_path / "dry", settings(SYSTEM, dry=True, **own), pods) as loop:
+            before = [run_cycle(loop) for _ in range(3)]
             assert (victims(before), kills(before)) == ([], []), "there is enough"
             hold(large, 96 * MIB)
-            done = turn_until(loop, "it is shown", lambda each: bool(each.evictions and each.evictions.victims))
-            done += [turn(loop) for _ in range(3)]
+            done = run_cycles_until(loop, "it is shown", lambda each: bool(each.evictions and each.evictions.victims))
+            done += [run_cycle(loop) for _ in range(3)]
             assert (victims(done), kills(done)) == ([("large", SYSTEM, True)], [])
         assert all(map(alive, (web, small, large)))
-        with rounds(tmp_path / "real", settings(SYSTEM, **own), pods) as loop:
+        with acting_loop(tmp_path / "real", settings(SYSTEM, **own), pods) as loop:
             done = gone(loop)
         assert victims(done) == [("large", SYSTEM, False)]
-        assert kills(done) == [("large", KillReason.CREATED), ("large", KillReason.SUCCEEDED)]
+        assert kills(done) == [("large", EvictionEventReason.CREATED), ("large", EvictionEventReason.SUCCEEDED)]
         assert {process.wait() for process in large.processes} == {-15}
         assert alive(web)
         assert alive(small)
@@ -111,12 +111,12 @@ def crowded() -> Iterator[list[TestCgroup]]:
         yield made
 
 
-def test_of_a_crowded_numa_node_the_pod_leaves_that_is_there(crowded: list[TestCgroup], tmp_path: Path) -> None:
-    filler, web, near, far = crowded
+def test_of_a_crowded_numa_node_the_pod_leaves_that_is_there(saturated_numa: list[TestCgroup], tmp_path: Path) -> None:
+    filler, web, near, far = saturated_numa
     last = max(numa_nodes())
     assert on_nodes(near)[last] >= 32 * MIB, "most of it, even if a little had to go to swap"
     pods = [pod(web, "shared_cores"), pod(near, "reclaimed_cores"), pod(far, "reclaimed_cores")]
-    with rounds(tmp_path, settings(NUMA), pods) as loop:
+    with acting_loop(tmp_path, settings(NUMA), pods) as loop:
         done = gone(loop)
         (threshold,) = [each for each in done[0].evictions.thresholds if each.subject == f"numa{last}"]  # type: ignore[union-attr]
         assert (threshold.observed or 0) < (threshold.value or 0)
@@ -140,10 +140,14 @@ def test_background_reclaim_without_a_break_makes_the_largest_batch_pod_leave(tm
             hold(group, size * MIB)
         own = {"systemMemory": {"kswapdPagesPerS": 100, "kswapdS": 3, "graceS": 5}}
         pods = [pod(web, "shared_cores"), pod(still, "reclaimed_cores"), pod(busy, "reclaimed_cores")]
-        with rounds(tmp_path, settings(SYSTEM, **own), pods) as loop:
+        with acting_loop(tmp_path, settings(SYSTEM, **own), pods) as loop:
             done = gone(loop, between=lambda: busy.processes[0].send_signal(signal.SIGUSR1))
         met = {
-            each.subject for one in done if one.evictions for each in one.evictions.thresholds if each.met is Met.HARD
+            each.subject
+            for one in done
+            if one.evictions
+            for each in one.evictions.thresholds
+            if each.met is ThresholdMet.HARD
         }
         assert met == {"kswapd"}
         assert victims(done) == [("busy", SYSTEM, False)]
@@ -173,11 +177,11 @@ def test_of_pods_that_stall_for_memory_the_largest_leaves(plugin: str, own: dict
             name: {**values, "psiRoots": [above.path]} if plugin == SYSTEM else values for name, values in own.items()
         }
         listed = [pod(web, "shared_cores"), *(pod(group, "reclaimed_cores") for group in pods)]
-        with rounds(tmp_path, settings(plugin, **own), listed) as loop:
+        with acting_loop(tmp_path, settings(plugin, **own), listed) as loop:
             done = gone(loop, between=stir)
         (met,) = {
-            each.verdict.text.partition(" ")[0]
-            for one in done if one.evictions for each in one.evictions.thresholds if each.met is Met.HARD
+            each.reason.text.partition(" ")[0]
+            for one in done if one.evictions for each in one.evictions.thresholds if each.met is ThresholdMet.HARD
         }  # fmt: skip
         assert met == {SYSTEM: above.path, OOMD: "All"}[plugin], "what each looks at"
         assert victims(done)[0] == ("large", plugin, False)
@@ -199,12 +203,12 @@ def test_a_frozen_pod_leaves_when_its_grace_is_over(tmp_path: Path) -> None:
             uid="u", namespace="default", name="frozen", qos=QoSLevel.RECLAIMED,
             containers=(Container(name="main", cgroup=frozen.path),),
         )  # fmt: skip
-        with closing(SignalKiller(frozen.hierarchy)) as killer:
+        with closing(SignalEvictor(frozen.hierarchy)) as killer:
             killer.evict(victim, 1.0, "it has to")
             told = [event.reason for event in killer.outcomes()]
             time.sleep(0.3)
-            assert (told, alive(frozen)) == ([KillReason.CREATED], True)
+            assert (told, alive(frozen)) == ([EvictionEventReason.CREATED], True)
             eventually("it is gone", lambda: bool(told.extend(e.reason for e in killer.outcomes()) or told[1:]))
-        assert told == [KillReason.CREATED, KillReason.SUCCEEDED]
+        assert told == [EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED]
         assert frozen.processes[0].wait() == -9
         assert alive(beside)

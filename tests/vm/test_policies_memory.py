@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from api.decisions import Outcome, Round, Status
+from api.decision import Cycle, Outcome, OutcomeStatus
 from api.knobs import Knob
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import eventually
-from tests.vm.rounds import pod, refused, rounds, turn, turn_until
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import eventually
+from tests.vm.agent_cycles import acting_loop, pod, refused, run_cycle, run_cycles_until
 from tests.vm.workloads import (
     DATA,
     MIB,
@@ -63,8 +63,8 @@ def test_batch_work_meets_its_limit_before_the_node_runs_out_of_memory(
             "advisor": {"policy": "none"},
             "memory": {"reclaimRoot": root.path, "minCriticalWatermarkBytes": floor},
         }
-        with rounds(tmp_path, settings, [pod(web, "shared_cores"), pod(job, "reclaimed_cores")]) as loop:
-            assert refused(turn(loop)) == []
+        with acting_loop(tmp_path, settings, [pod(web, "shared_cores"), pod(job, "reclaimed_cores")]) as loop:
+            assert refused(run_cycle(loop)) == []
             limit, high = number(root, "memory.max"), number(root, "memory.high")
             assert limit - number(root, "memory.current") == pytest.approx(spare, abs=32 * MIB)
             assert high == pytest.approx(0.95 * limit, abs=8192)
@@ -105,11 +105,11 @@ def test_the_reaper_drops_the_cache_of_batch_work_when_memory_is_short(
             "memory": {"minCriticalWatermarkBytes": short, "reaper": {"enable": True, "minCacheRatio": 0.01}},
         }
         pods = [pod(web, "shared_cores"), pod(job, "reclaimed_cores"), pod(small, "reclaimed_cores")]
-        with rounds(tmp_path, settings, pods) as loop:
-            done = turn_until(loop, "the reaper is done", lambda each: bool(dropped(each)))
+        with acting_loop(tmp_path, settings, pods) as loop:
+            done = run_cycles_until(loop, "the reaper is done", lambda each: bool(dropped(each)))
         (outcome,) = dropped(done[-1])
-        assert (outcome.decision.cgroup, outcome.status) == (job.path, Status.APPLIED)
-        assert "free, less than the" in outcome.decision.verdict.text
+        assert (outcome.decision.cgroup, outcome.status) == (job.path, OutcomeStatus.APPLIED)
+        assert "free, less than the" in outcome.decision.reason.text
         now = {group.path: numbers(group, "memory.stat") for group in (web, job, small)}
         gone = {path: before[path]["file"] - now[path]["file"] for path in now}
         assert gone[job.path] >= 48 * MIB
@@ -117,18 +117,18 @@ def test_the_reaper_drops_the_cache_of_batch_work_when_memory_is_short(
         assert numbers(job, "memory.stat")["anon"] >= 32 * MIB
 
 
-def dropped(done: Round) -> list[Outcome]:
+def dropped(done: Cycle) -> list[Outcome]:
     """What the reaper had done, as far as it is finished."""
     ours = [outcome for outcome in done.outcomes if outcome.decision.knob is Knob.DROP_CACHE]
-    return [outcome for outcome in ours if outcome.status is not Status.UNCHANGED]
+    return [outcome for outcome in ours if outcome.status is not OutcomeStatus.UNCHANGED]
 
 
-def judged(done: list[Round], group: TestCgroup) -> list[dict[str, float]]:
+def judged(done: list[Cycle], group: TestCgroup) -> list[dict[str, float]]:
     """What a law of offloading looked at, each time that it looked at that group."""
     found = []
     for each in done:
         stat = each.snapshot.cgroups[group.path].memory_stat
-        for verdict in each.memory.verdicts if each.memory is not None else ():
+        for verdict in each.memory.reasons if each.memory is not None else ():
             if verdict.rule == "memory_offload" and f" {group.path} " in verdict.text:
                 inputs = {name: float(value or 0) for name, value in verdict.inputs.items()}
                 found.append({**inputs, "inactive": stat["inactive_anon"] + stat["inactive_file"]})
@@ -158,11 +158,11 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
         laws = {group.path: {**law, "policy": group.path.rpartition("/")[2]} for group in pair}
         settings = {"advisor": {"policy": "none"}, "memory": {"offloading": {"cgroups": laws}}}
         pods = [pod(web, "shared_cores"), *(pod(group, "reclaimed_cores") for group in pair)]
-        with rounds(tmp_path, settings, pods) as loop:
-            done: list[Round] = []
+        with acting_loop(tmp_path, settings, pods) as loop:
+            done: list[Cycle] = []
 
             def looked(times: int) -> bool:
-                done.append(turn(loop))
+                done.append(run_cycle(loop))
                 return all(len(judged(done, group)) >= times for group in pair)
 
             eventually("three looks at each", lambda: looked(3))
@@ -182,7 +182,7 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
             def backs_off() -> bool:
                 for group in pair:
                     group.processes[0].send_signal(signal.SIGUSR1)
-                done.append(turn(loop))
+                done.append(run_cycle(loop))
                 stalled, misses = (judged(done[before:], group) for group in pair)
                 return any(each["psi_some_avg60"] > 0.1 and each["law_bytes"] == 0 for each in stalled) and any(
                     each["law_bytes"] < 0.9 * each["last_bytes"] for each in misses

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from agent.loop import Loop
-from api.cpus import parse_cpu_list
-from api.decisions import Round
-from tests.kernel.support import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.running import eventually
-from tests.vm.rounds import PAUSE_S, pod, refused, rounds, turn, write
+from api.cpu import parse_cpu_list
+from api.decision import Cycle
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.live.agent_process import eventually
+from tests.vm.agent_cycles import PAUSE_S, acting_loop, pod, refused, run_cycle, write
 from tests.vm.workloads import MIB, SPIN, hold, numa_nodes, on_nodes, ran_on
 
 pytestmark = [pytest.mark.vm, pytest.mark.vm_four]
@@ -71,16 +71,16 @@ def has(groups: Groups) -> dict[str, tuple[str, str]]:
     return found
 
 
-def settle(loop: Loop) -> Round:
+def settle(loop: Loop) -> Cycle:
     """Three rounds: in the first nothing is measured yet. Nothing is refused in any."""
     for _ in range(3):
         time.sleep(PAUSE_S)
-        done = turn(loop)
+        done = run_cycle(loop)
         assert refused(done) == []
     return done
 
 
-def rejected(done: Round) -> dict[str, str]:
+def rejected(done: Cycle) -> dict[str, str]:
     """Why pods do not have what they ask for, by the last word of their names."""
     assert done.advice is not None
     return {
@@ -145,7 +145,7 @@ def test_a_dedicated_pod_has_its_nodes_for_itself(nodes: dict[int, tuple[int, ..
             hold(groups[name], MIB)
         hold(groups["db"], 32 * MIB, cpu=nodes[last][0])
         eventually("it is where it was touched", lambda: on_nodes(groups["db"])[last] >= 32 * MIB)
-        with rounds(tmp_path, CANONICAL, listed("db", "web", "batch")) as loop:
+        with acting_loop(tmp_path, CANONICAL, listed("db", "web", "batch")) as loop:
             alone = settle(loop)
             assert (has(groups), rejected(alone)) == (EXCLUSIVE[len(nodes)][0], {})
             eventually("its memory has come along", lambda: sum(on_nodes(groups["db"])[n] for n in half) >= 32 * MIB)
@@ -185,7 +185,7 @@ def test_shared_and_reclaimed_pods_are_bound_to_nodes_with_room(
         ]
         hold(groups["batch"], 32 * MIB, cpu=nodes[0][0])
         eventually("it is where it was touched", lambda: on_nodes(groups["batch"])[0] >= 32 * MIB)
-        with rounds(tmp_path, CANONICAL, pods) as loop:
+        with acting_loop(tmp_path, CANONICAL, pods) as loop:
             assert rejected(settle(loop)) == {}
             assert has(groups) == BINDING[len(nodes)]
             (node,) = parse_cpu_list(has(groups)["batch"][1])

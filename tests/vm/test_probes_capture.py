@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
+from agent.sensors.cgroup.hierarchy import Hierarchy
 from tests.captures import Captured
-from tests.live.running import DIOPTASE
+from tests.live.agent_process import DIOPTASE
 from tests.vm.pods import BATCH, DB, PATHS, WEB, Pods
 from tests.vm.workloads import DATA
 

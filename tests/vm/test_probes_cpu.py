@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from agent.sense.cgroups import CgroupReader
-from agent.sense.psi import open_trigger
-from agent.sense.schedstat import SchedstatWaits
-from api.facts import Blame, Durations, Load, Wait
-from api.histograms import BOUNDS_NS, slot_of
-from api.load import DECAYS, FIXED_1, SAMPLE_NS
-from probes.groups import ROOT_ID
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
+from agent.sensors.triggers.psi_triggers import open_psi_trigger
+from api.histogram import BOUNDS_NS, slot_of
+from api.load_average import DECAYS, FIXED_POINT_ONE, SAMPLE_INTERVAL_NS
+from api.measurements import Blame, Durations, LoadAverages, RunqLatency
+from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import load
-from probes.threads import NOBODY, ProcWalk, TaskIterator, Threads, job
-from tests.kernel.blaming import limit, parts
-from tests.kernel.probing import LAST_CPU, PINNED, Schedstat, eventually, started_in
-from tests.kernel.support import BURN, TestCgroup, cgroup
+from probes.threads import NO_THREADS, ProcWalk, TaskIterator, ThreadsProbe, job
+from tests.kernel.blame_window import limit, parts
+from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, eventually, started_in
+from tests.kernel.real_cgroups import BURN, TestCgroup, cgroup
 from tests.vm.conftest import Programs
-from tests.vm.pressure import fires
+from tests.vm.psi_triggers import fires
 from tests.vm.workloads import numbers
 
 pytestmark = pytest.mark.vm_probes
@@ -60,8 +60,8 @@ class Pair:
     def __init__(self, programs: Programs, hierarchy: Hierarchy, first: TestCgroup, second: TestCgroup) -> None:
         self.groups = (first, second)
         self.probes = programs("runqlat")
-        self.live = {ROOT_ID: "/", first.id: first.path, second.id: second.path}
-        self._files = SchedstatWaits(Path("/proc"), hierarchy)
+        self.live = {ROOT_CGROUP_ID: "/", first.id: first.path, second.id: second.path}
+        self._files = SchedstatRunqLatency(Path("/proc"), hierarchy)
         self.pids = [pinned(group)[0] for group in self.groups]
         assert eventually(self._shared, STARTED_S)
         self._tell(signal.SIGSTOP, "T")
@@ -93,7 +93,7 @@ class Pair:
             os.kill(pid, number)
         assert eventually(lambda: all(f") {state} " in Path(f"/proc/{pid}/stat").read_text() for pid in self.pids))
 
-    def _read(self) -> dict[str, list[Wait]]:
+    def _read(self) -> dict[str, list[RunqLatency]]:
         seen = {form: probe.read(self.live) for form, probe in (*self.probes.items(), ("schedstat", self._files))}
         return {form: [waits[group.id] for group in self.groups] for form, waits in seen.items()}
 
@@ -223,31 +223,31 @@ def test_threads_by_the_iterator_and_by_proc(programs: Programs, hierarchy: Hier
     3 * (1 - 0.92**12) by the kernel's arithmetic."""
     now_ns = 0
     iterator = TaskIterator(programs.compiled(lambda: load(job())))
-    probe = Threads(iterator, clock=lambda: now_ns)
+    probe = ThreadsProbe(iterator, clock=lambda: now_ns)
     with known_threads(hierarchy) as group:
         live = {group.id: group.path}
         for census in (iterator, ProcWalk(Path("/proc"))):
 
             def as_expected(census: TaskIterator | ProcWalk = census) -> bool:
-                found = census.count(live).get(group.id, NOBODY)
+                found = census.count(live).get(group.id, NO_THREADS)
                 return (found.runnable, found.uninterruptible, found.sleeping) == (SPINNERS, 0, SLEEPERS)
 
             assert eventually(lambda: all(as_expected() for _ in range(5)), STARTED_S), census.count(live)
         for _ in range(SAMPLES):
-            now_ns += SAMPLE_NS
+            now_ns += SAMPLE_INTERVAL_NS
             found = probe.read(live).cgroups[group.id]["load"]
     probe.close()
-    assert isinstance(found, Load)
+    assert isinstance(found, LoadAverages)
     # At a sample or two one of them may wait for a page of its program, which is load, but is not runnable.
     assert found.one - 0.4 < found.runnable_one <= found.one
-    assert found.one == pytest.approx(SPINNERS * (1 - (DECAYS[0] / FIXED_1) ** SAMPLES), abs=0.02)
+    assert found.one == pytest.approx(SPINNERS * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** SAMPLES), abs=0.02)
 
 
 def test_waiting_for_the_cpu_is_pressure_that_fires_a_trigger(hierarchy: Hierarchy) -> None:
     """Two that share a CPU: one of them waits always, which is `some` pressure of the cgroup all the time."""
     with cgroup(hierarchy, "pressed") as group:
         file = group.file("cpu", "cpu.pressure")
-        trigger = open_trigger(file, 150_000, 1_000_000)
+        trigger = open_psi_trigger(file, 150_000, 1_000_000)
         assert not fires(trigger, 1.0), "nothing runs there yet"
         pinned(group, 2)
         assert fires(trigger, STARTED_S)

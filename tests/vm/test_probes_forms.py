@@ -16,20 +16,20 @@ from typing import Any
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from api.facts import Net, Wakeups
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.measurements import SocketTraffic, Wakeups
 from probes import registry
-from probes.groups import ROOT_ID
+from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.migrations import numa_nodes_of_cpus
-from tests.kernel.probing import PINNED, eventually, having, started_in
-from tests.kernel.support import TestCgroup, cgroup
+from tests.kernel.open_probes import PINNED, eventually, having, started_in
+from tests.kernel.real_cgroups import TestCgroup, cgroup
 from tests.kernel.test_sockets import CLIENT, ECHO, PING, SERVER, ending, line
 from tests.kernel.test_wakeups import FIRST, NEXT, start
 from tests.vm.conftest import Programs, forms_of
 
 pytestmark = pytest.mark.vm_probes
 
-NAMES = ("runqlat", *(name for name in registry.NAMES if name != "blame"))
+NAMES = ("runqlat", *(name for name in registry.PROBE_NAMES if name != "blame"))
 """Blame has the programs of run-queue waits."""
 MISSING = {
     "6.1": {
@@ -100,12 +100,12 @@ def paranoid() -> Iterator[None]:
 
 @pytest.mark.usefixtures("paranoid")
 def test_functions_can_be_probed_with_the_capabilities_of_every_other_probe() -> None:
-    lines = having(registry.LOADED, IN_FUNCTIONS).splitlines()
+    lines = having(registry.BPF_CAPABILITIES, IN_FUNCTIONS).splitlines()
     assert lines == ["throttles fentry", "throttles kprobe", "oomkill fentry", "oomkill kprobe", "sockets fentry"]
 
 
 def test_blame_is_told_by_the_programs_that_count_waits(programs: Programs) -> None:
-    assert {form: waits.blaming for form, waits in programs("runqlat").items()} == {
+    assert {form: waits.has_blame for form, waits in programs("runqlat").items()} == {
         "tp_btf": True, "raw_tp": True, "classic": False,
     }  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_what_one_sends_the_other_receives_in_every_form(programs: Programs, hie
             same({form: found[group.id]["net"] for form, found in seen.items()}) for group in (one, other)
         )
         retransmits = snmp("Tcp", "RetransSegs") - retransmits
-    assert isinstance(sent, Net)
+    assert isinstance(sent, SocketTraffic)
     assert (sent.tcp_sent_bytes, sent.tcp_received_bytes) == (BYTES, 0)
     assert (received.tcp_sent_bytes, received.tcp_received_bytes) == (0, BYTES)
     assert received.tcp_received_packets == pytest.approx(sent.tcp_sent_packets, abs=3)
@@ -179,7 +179,7 @@ def test_each_byte_there_and_back_is_a_wakeup_each_way(programs: Programs, hiera
         server = start(answers, NEXT, there, answer, 1, fds=(there, answer))
         for fd in (there, to, back, answer):
             os.close(fd)
-        live = {ROOT_ID: "/", asks.id: asks.path, answers.id: answers.path}
+        live = {ROOT_CGROUP_ID: "/", asks.id: asks.path, answers.id: answers.path}
         for probe in probes.values():
             probe.read(live)
         slept = (client.slept(), server.slept())

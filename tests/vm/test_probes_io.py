@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from agent.sense.cgroups import CgroupReader
-from api.facts import BlockIo
-from tests.kernel.probing import started_in
-from tests.kernel.support import TestCgroup, cgroup
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.measurements import BlockIo
+from tests.kernel.open_probes import started_in
+from tests.kernel.real_cgroups import TestCgroup, cgroup
 from tests.kernel.test_blockio import direct
 from tests.vm.conftest import Programs
 from tests.vm.workloads import DATA, io, number_of

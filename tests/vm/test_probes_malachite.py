@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from api.cpus import parse_cpu_list
-from api.facts import UNLIMITED
-from exporters.malachite.memory_stat import SPLIT, MemoryStat, NumaStat
-from tests.kernel.probing import eventually
-from tests.live.running import Agent, write_pods
-from tests.malachite.stock import PORT
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.cpu import parse_cpu_list
+from api.measurements import UNLIMITED
+from exporters.malachite.cgroup_v2 import SPLIT_COUNTERS, V2MemoryStat, V2NumaStat
+from tests.kernel.open_probes import eventually
+from tests.live.agent_process import Agent, write_pods
+from tests.malachite.stock_client import PORT
 from tests.vm.pods import BATCH, DB, WARM_S, WEB, Pods
 from tests.vm.workloads import DATA, meminfo, number_of
 
@@ -46,7 +45,7 @@ def limit(text: str) -> int:
 
 
 def with_sums(stat: dict[str, int]) -> dict[str, int]:
-    return stat | {name: stat[f"{name}_anon"] + stat[f"{name}_file"] for name in SPLIT}
+    return stat | {name: stat[f"{name}_anon"] + stat[f"{name}_file"] for name in SPLIT_COUNTERS}
 
 
 class Expected:
@@ -77,7 +76,7 @@ class Expected:
             **{name: limit(self._text(f"memory.{name}")) for name in ("max", "high", "low", "min")},
             "swap_current": int(self._text("memory.swap.current")),
             "swap_max": limit(self._text("memory.swap.max")),
-            "mem_stats": {k: v for k, v in with_sums(stat).items() if k in MemoryStat.__struct_fields__},
+            "mem_stats": {k: v for k, v in with_sums(stat).items() if k in V2MemoryStat.__struct_fields__},
             "mem_numa_stats": self._numa(),
             "mem_local_events": {name: local[name] for name in ("low", "high", "max", "oom", "oom_kill")},
         }
@@ -103,7 +102,7 @@ class Expected:
             for node, _, value in (word.partition("=") for word in words):
                 by_node.setdefault(node, {})[kind] = int(value)
         return {
-            node: {k: v for k, v in with_sums(stat).items() if k in NumaStat.__struct_fields__}
+            node: {k: v for k, v in with_sums(stat).items() if k in V2NumaStat.__struct_fields__}
             for node, stat in by_node.items()
         }
 

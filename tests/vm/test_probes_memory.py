@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import Hierarchy
-from agent.sense.cgroups import CgroupReader
-from agent.sense.psi import open_trigger
-from api.facts import Kswapd, OomVictim, Reclaim
-from api.ports import Seen
-from probes.groups import ROOT_ID
-from tests.kernel.probing import eventually
-from tests.kernel.support import TestCgroup, cgroup, limit_memory
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from agent.sensors.triggers.psi_triggers import open_psi_trigger
+from api.interfaces import ProbeReading
+from api.measurements import Kswapd, OomVictim, ReclaimLatency
+from probes.cgroup_table import ROOT_CGROUP_ID
+from tests.kernel.open_probes import eventually
+from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory
 from tests.kernel.test_oomkill import HOG as ENDLESS
 from tests.vm.conftest import Programs
-from tests.vm.pressure import fires
+from tests.vm.psi_triggers import fires
 from tests.vm.workloads import MIB, free_bytes, generations, numbers, vmstat
 
 pytestmark = pytest.mark.vm_probes
@@ -42,10 +42,10 @@ class Squeezed:
 
     def __init__(self, programs: Programs, hierarchy: Hierarchy, group: TestCgroup, beside: TestCgroup) -> None:
         probes = programs("kswapd")
-        live = {ROOT_ID: "/", group.id: group.path, beside.id: beside.path}
+        live = {ROOT_CGROUP_ID: "/", group.id: group.path, beside.id: beside.path}
         before = {form: probe.read(live).cgroups for form, probe in probes.items()}
         group.file("memory", "memory.high").write_text(str(HIGH))
-        trigger = open_trigger(group.file("memory", "memory.pressure"), 50_000, 1_000_000)
+        trigger = open_psi_trigger(group.file("memory", "memory.pressure"), 50_000, 1_000_000)
         self.quiet = fires(trigger, 1.0)
         assert group.start([sys.executable, "-c", TOUCH, str(WANTED)]).wait() == 0
         self.fired = fires(trigger, 1.0)
@@ -55,7 +55,8 @@ class Squeezed:
         self.reclaims = {form: [seen[of.id]["reclaim"] for of in (group, beside)] for form, seen in after.items()}
         # memory.high's own worker is a kernel thread, and those are the root's.
         self.by_worker = {
-            form: after[form][ROOT_ID]["reclaim"].limit.count - before[form][ROOT_ID]["reclaim"].limit.count
+            form: after[form][ROOT_CGROUP_ID]["reclaim"].limit.count
+            - before[form][ROOT_CGROUP_ID]["reclaim"].limit.count
             for form in probes
         }
         reader = CgroupReader(hierarchy)
@@ -72,8 +73,8 @@ def squeezed(programs: Programs, hierarchy: Hierarchy) -> Iterator[Squeezed]:
 @pytest.mark.parametrize("form", ["tp_btf", "raw_tp"])
 def test_each_high_event_is_a_reclaim_that_the_probe_saw(squeezed: Squeezed, form: str) -> None:
     reclaim, beside = squeezed.reclaims[form]
-    assert isinstance(reclaim, Reclaim)
-    assert isinstance(beside, Reclaim)
+    assert isinstance(reclaim, ReclaimLatency)
+    assert isinstance(beside, ReclaimLatency)
     assert squeezed.events["high"] >= 10
     assert reclaim.limit.count + squeezed.by_worker[form] == squeezed.events["high"]
     assert reclaim.limit.slots is not None
@@ -93,7 +94,7 @@ def test_reclaim_is_memory_pressure_that_fires_a_trigger(squeezed: Squeezed) -> 
     assert (squeezed.quiet, squeezed.fired) == (False, True)
 
 
-def nodes_of(seen: Seen) -> Mapping[int, Kswapd]:
+def nodes_of(seen: ProbeReading) -> Mapping[int, Kswapd]:
     found = seen.node["kswapd"]
     assert isinstance(found, dict)
     return found
@@ -104,7 +105,7 @@ def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Pro
     probes = programs("kswapd")
     with cgroup(hierarchy, "hog") as group, cgroup(hierarchy, "beside-hog") as beside:
         group.file("cpuset", "cpuset.mems").write_text("1")
-        live = {ROOT_ID: "/", group.id: group.path, beside.id: beside.path}
+        live = {ROOT_CGROUP_ID: "/", group.id: group.path, beside.id: beside.path}
         before = {form: probe.read(live) for form, probe in probes.items()}
         books = vmstat()
         assert group.start([sys.executable, "-c", TOUCH, str(free_bytes(1) + 150 * MIB)]).wait() == 0
@@ -136,8 +137,8 @@ def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Pro
             else:
                 assert 0.9 * taken <= scanned <= taken
             named, other = (after[form].cgroups[of.id]["reclaim"] for of in (group, beside))
-            assert isinstance(named, Reclaim)
-            assert isinstance(other, Reclaim)
+            assert isinstance(named, ReclaimLatency)
+            assert isinstance(other, ReclaimLatency)
             assert named.kswapd_wakeups > 0
             assert other.kswapd_wakeups == other.direct.count == 0
 

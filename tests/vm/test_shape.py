@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.hierarchy import detect
-from agent.sense.numa import distances
-from agent.sense.topology import read_topology
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from agent.sensors.node.machine import read_topology
+from agent.sensors.node.node_memory import parse_numa_distances
 
 pytestmark = [pytest.mark.vm, pytest.mark.vm_four]
 
@@ -27,13 +27,15 @@ def test_sockets_of_two_cpus_are_numa_nodes_of_the_same_size_and_equally_far_apa
     nodes = list(topology.numa_nodes)
     directories = [SYS / f"devices/system/node/node{node}" for node in nodes]
     for node, directory in zip(nodes, directories, strict=True):
-        assert distances((directory / "distance").read_bytes(), nodes) == {n: 10 if n == node else 21 for n in nodes}
+        assert parse_numa_distances((directory / "distance").read_bytes(), nodes) == {
+            n: 10 if n == node else 21 for n in nodes
+        }
     kib = [int((directory / "meminfo").read_text().split("MemTotal:")[1].split()[0]) for directory in directories]
     assert max(kib) - min(kib) < 150 << 10, kib
 
 
 def test_version_2_is_the_only_hierarchy_and_its_controllers_are_there_for_every_cgroup() -> None:
-    hierarchy = detect()
+    hierarchy = detect_hierarchy()
     assert (hierarchy.mode, hierarchy.primary) == ("v2", Path("/sys/fs/cgroup"))
     assert set((hierarchy.primary / "cgroup.subtree_control").read_text().split()) >= CONTROLLERS
     assert Path("/proc/self/cgroup").read_text() == "0::/system.slice\n"

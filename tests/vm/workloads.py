@@ -14,15 +14,17 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.qrm.actuator import Actuator
-from agent.qrm.knobs import KnobFiles, canonical
-from agent.qrm.originals import Originals, boot_id, open_originals
-from api.cpus import parse_cpu_list
-from api.decisions import Act, Outcome, Status
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.writer import KnobWriter
+from agent.qrm.knobs.knob_files import canonical
+from api.cpu import parse_cpu_list
+from api.decision import ActMode, Outcome, OutcomeStatus
 from api.knobs import Knob
-from tests.kernel.knobbed import Knobbed
-from tests.kernel.support import TestCgroup, require_writable_cgroups
-from tests.live.running import eventually
+from tests.kernel.knob_cgroups import KnobCgroup
+from tests.kernel.real_cgroups import TestCgroup, require_writable_cgroups
+from tests.live.agent_process import eventually
 
 MIB = 1 << 20
 DATA = Path("/run/data")
@@ -57,26 +59,29 @@ with open(sys.argv[1], "rb", buffering=0) as file:
 """A file in page cache."""
 
 
-class Hands(NamedTuple):
+class KnobWriters(NamedTuple):
     """The agent's way to knobs and back, with a journal of its own."""
 
-    files: KnobFiles
-    originals: Originals
+    files: KnobWriter
+    originals: OriginalsJournal
     actuator: Actuator
 
     @contextmanager
     def turned(self, *wanted: tuple[TestCgroup, Knob, str]) -> Iterator[None]:
         """These knobs as asked for, written and read back by the agent, for so long; put back by it, bit for bit."""
-        decisions = [Knobbed(group).decide(knob, value) for group, knob, value in wanted]
+        decisions = [KnobCgroup(group).decide(knob, value) for group, knob, value in wanted]
         shown = [path for group, knob, _ in wanted for path in self.shown(group, knob)]
         before = [path.read_text() for path in shown]
         outcomes = self.actuator.apply(decisions)
-        expected = [(Status.APPLIED, canonical(knob, value), "") for _, knob, value in wanted]
+        expected = [(OutcomeStatus.APPLIED, canonical(knob, value), "") for _, knob, value in wanted]
         assert [(o.status, o.after, o.error) for o in outcomes] == expected
         assert all(path.read_text() != text for path, text in zip(shown, before, strict=True))
         yield
         # The weight that cpu.idle pins comes back with it.
-        assert {o.status for o in self.originals.restore(self.files)} <= {Status.APPLIED, Status.UNCHANGED}
+        assert {o.status for o in self.originals.restore(self.files)} <= {
+            OutcomeStatus.APPLIED,
+            OutcomeStatus.UNCHANGED,
+        }
         assert [path.read_text() for path in shown] == before
         assert self.originals.entries() == ()
 
@@ -87,20 +92,20 @@ class Hands(NamedTuple):
 
     def once(self, group: TestCgroup, knob: Knob, value: str) -> Outcome:
         """Have something done that is not set; what came of it."""
-        self.actuator.apply([Knobbed(group).decide(knob, value)])
+        self.actuator.apply([KnobCgroup(group).decide(knob, value)])
         found: list[Outcome] = []
         eventually(f"{knob.value} is done", lambda: bool(found.extend(self.actuator.finished()) or found))
         return found[0]
 
 
 @contextmanager
-def hands(state: Path) -> Iterator[Hands]:
+def knob_writers(state: Path) -> Iterator[KnobWriters]:
     """On this machine's cgroups."""
     with (
-        closing(KnobFiles(require_writable_cgroups())) as files,
-        closing(open_originals(state, boot_id())) as originals,
+        closing(KnobWriter(require_writable_cgroups())) as files,
+        closing(open_originals(state, read_boot_id())) as originals,
     ):
-        yield Hands(files, originals, Actuator(files, originals, Act.ON))
+        yield KnobWriters(files, originals, Actuator(files, originals, ActMode.ON))
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""The next hour's peak of online use: foretold with a margin that calibrates itself by what came true. Pure."""
+"""Forecast of the peak of online use in the next hour, with a margin that is calibrated by its own misses."""

@@ -1,1 +1,1 @@
-"""How much CPU and memory can be promised to reclaimed pods: by region, by the reclaim pool, and Koordinator's way. Pure."""
+"""CPU and memory headroom for reclaimed pods, computed by the configured policy, and its reporter."""

@@ -1,1 +1,1 @@
-"""Memory advice: what is promised to reclaimed pods, how short memory is, and who gives some up. Pure."""
+"""Memory advice: headroom for reclaimed pods, memory pressure, and which cgroups release memory."""

@@ -1,1 +1,1 @@
-"""How much CPU online pods are to have: regions, a policy for each, pools sized from what all of them ask for. Pure."""
+"""CPU provision: regions of online pods, a policy per region, and the sizes of pools."""

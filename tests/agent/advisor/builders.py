@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from api.cpus import Cpu, Topology
-from api.facts import CpuTimes, Wait
-from api.histograms import SLOTS, slot_of
-from api.pods import Container, Pod
+from api.cpu import Cpu, Topology
+from api.histogram import SLOT_COUNT, slot_of
+from api.measurements import CpuTimes, RunqLatency
+from api.pod import Container, Pod
 from api.qos import QoSLevel
-from api.samples import CgroupSample, NodeSample, Snapshot
+from api.snapshot import CgroupSample, NodeSample, Snapshot
 
 S = 1_000_000_000
 
@@ -30,12 +30,14 @@ def pod(name: str, qos: QoSLevel, *, request: float | None = None, limit: float 
     return Pod(uid=f"default/{name}", namespace="default", name=name, qos=qos, containers=(container,))
 
 
-def waits(counts: Mapping[int, int]) -> Wait:
+def waits(counts: Mapping[int, int]) -> RunqLatency:
     """Cumulative waits: so many of so many microseconds."""
-    slots = [0] * SLOTS
+    slots = [0] * SLOT_COUNT
     for wait_us, count in counts.items():
         slots[slot_of(wait_us * 1000)] += count
-    return Wait(sum_ns=sum(us * 1000 * n for us, n in counts.items()), count=sum(counts.values()), slots=tuple(slots))
+    return RunqLatency(
+        sum_ns=sum(us * 1000 * n for us, n in counts.items()), count=sum(counts.values()), slots=tuple(slots)
+    )
 
 
 def snapshot(
@@ -44,7 +46,7 @@ def snapshot(
     *,
     cpus: int | Topology = 2,
     usage_s: Mapping[str, float] | None = None,
-    wait: Mapping[str, Wait] | None = None,
+    wait: Mapping[str, RunqLatency] | None = None,
     ids: Mapping[str, int] | None = None,
     idle_cpus: bool = True,
 ) -> Snapshot:

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.advisor.advise import advise
-from agent.advisor.culprits import Blamed
-from agent.advisor.latency import Situation, lend
-from agent.advisor.state import Memory
-from agent.advisor.waits import alarmed, contention
-from agent.config import AdvisorConfig, Config, LatencyConfig
-from agent.policy import Remembered, judge
-from api.facts import ThreadStates, Wait
-from api.knobs import Verdict
+from agent.advisor.advisor_state import AdvisorState
+from agent.advisor.engine import PolicyState, advise_cpu, evaluate_policy
+from agent.advisor.interference import Interference
+from agent.advisor.latency import LatencyInputs, evaluate_latency
+from agent.advisor.runq_latency import exclude_throttling, is_latency_alarm
+from agent.config.advisor import AdvisorConfig, LatencyConfig
+from agent.config.config import AgentConfig
+from api.knobs import Reason
+from api.measurements import RunqLatency, ThreadStates
 from api.qos import QoSLevel
-from api.samples import CgroupSample, Snapshot, SourceStatus
+from api.snapshot import CgroupSample, ComponentHealth, Snapshot
 from tests.agent.advisor.builders import S, pod, snapshot, waits
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)  # a slot's bound: no interpolation in the tables
@@ -25,8 +25,10 @@ NEVER: int | None = None
 LIMITS = {"/web": CONFIG.target_wait_ms * 1e6}
 
 
-def situation(wait: Wait | None, *, used: float | None = 1.6, now_s: float = 100.0, enable: bool = True) -> Situation:
-    return Situation(
+def situation(
+    wait: RunqLatency | None, *, used: float | None = 1.6, now_s: float = 100.0, enable: bool = True
+) -> LatencyInputs:
+    return LatencyInputs(
         now_ns=round(now_s * S),
         elapsed_ns=S,
         node_cpus=2,
@@ -63,13 +65,15 @@ def situation(wait: Wait | None, *, used: float | None = 1.6, now_s: float = 100
 def test_one_round(
     wait: dict[int, int], before: float, calm_for_s: float, used: float | None, after: float, action: str, rule: str
 ) -> None:
-    memory = Memory(lent_cores=before, last_breach_ns=round((100 - calm_for_s) * S), last_wait_ns=99 * S)
-    lending = lend(situation(waits(wait), used=used), memory, CONFIG)
-    assert (lending.lent_cores, lending.action, lending.verdict.rule) == (pytest.approx(after), action, rule)
+    memory = AdvisorState(reclaimable_cores=before, last_breach_ns=round((100 - calm_for_s) * S), last_wait_ns=99 * S)
+    lending = evaluate_latency(situation(waits(wait), used=used), memory, CONFIG)
+    assert (lending.reclaimable_cores, lending.action, lending.reason.rule) == (pytest.approx(after), action, rule)
 
 
 def test_the_verdict_names_the_numbers_it_rests_on() -> None:
-    verdict = lend(situation(waits({10: 900, 16000: 100})), Memory(lent_cores=2.0), CONFIG).verdict
+    verdict = evaluate_latency(
+        situation(waits({10: 900, 16000: 100})), AdvisorState(reclaimable_cores=2.0), CONFIG
+    ).reason
     assert verdict.threshold == 8.192
     # rank 990 of 1000 lies 90 % into the slot from 8.192 to 16.384 ms
     assert verdict.inputs["wait_ms"] == pytest.approx(15.565, abs=0.001)
@@ -78,70 +82,76 @@ def test_the_verdict_names_the_numbers_it_rests_on() -> None:
 
 
 def test_missing_waits_freeze_and_then_fall_back_to_the_estimate() -> None:
-    memory = Memory(lent_cores=2.0, last_wait_ns=97 * S)
-    fresh = lend(situation(None), memory, CONFIG)
-    assert (fresh.lent_cores, fresh.action, fresh.verdict.rule) == (2.0, "freeze", "wait_unknown")
-    memory = Memory(lent_cores=2.0, last_wait_ns=95 * S)
-    stale = lend(situation(None), memory, CONFIG)
-    assert (stale.lent_cores, stale.action, stale.verdict.rule) == (1.5, "shrink", "wait_unknown_long")
-    low = lend(situation(None), Memory(lent_cores=0.3, last_wait_ns=95 * S), CONFIG)
-    assert low.lent_cores == 0.3, "missing input never grows what is lent"
+    memory = AdvisorState(reclaimable_cores=2.0, last_wait_ns=97 * S)
+    fresh = evaluate_latency(situation(None), memory, CONFIG)
+    assert (fresh.reclaimable_cores, fresh.action, fresh.reason.rule) == (2.0, "freeze", "wait_unknown")
+    memory = AdvisorState(reclaimable_cores=2.0, last_wait_ns=95 * S)
+    stale = evaluate_latency(situation(None), memory, CONFIG)
+    assert (stale.reclaimable_cores, stale.action, stale.reason.rule) == (1.5, "shrink", "wait_unknown_long")
+    low = evaluate_latency(situation(None), AdvisorState(reclaimable_cores=0.3, last_wait_ns=95 * S), CONFIG)
+    assert low.reclaimable_cores == 0.3, "missing input never grows what is lent"
 
 
 def test_one_breach_counts_even_if_another_container_is_not_measured() -> None:
-    both = Situation(
+    both = LatencyInputs(
         now_ns=S, elapsed_ns=S, node_cpus=2, waits={"/a": None, "/b": waits({10: 900, 60000: 100})},
         reclaimed_use_cores=1.0, requirement_cores=0.0,
     )  # fmt: skip
-    assert lend(both, Memory(lent_cores=2.0), CONFIG).verdict.rule == "wait_far_above_target"
+    assert evaluate_latency(both, AdvisorState(reclaimable_cores=2.0), CONFIG).reason.rule == "wait_far_above_target"
 
 
 def test_the_worst_container_decides_not_the_mean() -> None:
-    both = Situation(
+    both = LatencyInputs(
         now_ns=S, elapsed_ns=S, node_cpus=2,
         waits={"/busy": waits({10: 100_000}), "/small": waits({16000: 40})},
         reclaimed_use_cores=1.0, requirement_cores=0.0,
     )  # fmt: skip
-    lending = lend(both, Memory(lent_cores=2.0), CONFIG)
+    lending = evaluate_latency(both, AdvisorState(reclaimable_cores=2.0), CONFIG)
     assert lending.action == "shrink"
-    assert lending.verdict.inputs["cgroup"] == "/small"
+    assert lending.reason.inputs["cgroup"] == "/small"
 
 
 def test_sums_alone_stand_for_an_exponential() -> None:
     # mean 1 ms: the 99th percentile of an exponential is ln(100) = 4.6 ms; mean 2 ms gives 9.2 ms, above 8.192
-    calm = lend(situation(Wait(sum_ns=100_000_000, count=100)), Memory(lent_cores=2.0), CONFIG)
-    high = lend(situation(Wait(sum_ns=200_000_000, count=100)), Memory(lent_cores=2.0), CONFIG)
-    assert calm.verdict.rule == "wait_near_target"
-    assert high.verdict.rule == "wait_above_target"
-    assert high.verdict.inputs["wait_ms"] == pytest.approx(9.21, abs=0.01)
+    calm = evaluate_latency(
+        situation(RunqLatency(sum_ns=100_000_000, count=100)), AdvisorState(reclaimable_cores=2.0), CONFIG
+    )
+    high = evaluate_latency(
+        situation(RunqLatency(sum_ns=200_000_000, count=100)), AdvisorState(reclaimable_cores=2.0), CONFIG
+    )
+    assert calm.reason.rule == "wait_near_target"
+    assert high.reason.rule == "wait_above_target"
+    assert high.reason.inputs["wait_ms"] == pytest.approx(9.21, abs=0.01)
 
 
 def test_own_throttling_is_taken_out_of_the_waits() -> None:
     # ten periods, each with one throttle of 79 ms (a task with 20 ms in 100), beside a thousand short waits
-    seen = contention(waits({10: 1000, 79_000: 10}), 10 * 79_000_000, 10, 1, 2)
+    seen = exclude_throttling(waits({10: 1000, 79_000: 10}), 10 * 79_000_000, 10, 1, 2)
     assert (seen.count, seen.slots) == (1000, waits({10: 1000}).slots)
-    both = contention(waits({10: 1000, 30_000: 50, 79_000: 10}), 10 * 79_000_000, 10, 1, 2)
+    both = exclude_throttling(waits({10: 1000, 30_000: 50, 79_000: 10}), 10 * 79_000_000, 10, 1, 2)
     assert both.slots is not None
     assert sum(both.slots[15:]) >= 40, "waits for a CPU stay although some are as long as part of a throttle"
-    assert contention(waits({10: 5}), 0, 0, 1, 2) == waits({10: 5})
-    assert contention(Wait(sum_ns=900, count=9), 800, 1, 1, 2) == Wait(sum_ns=100, count=9)
+    assert exclude_throttling(waits({10: 5}), 0, 0, 1, 2) == waits({10: 5})
+    assert exclude_throttling(RunqLatency(sum_ns=900, count=9), 800, 1, 1, 2) == RunqLatency(sum_ns=100, count=9)
     # four threads on one CPU are each held back while the kernel counts the time once
-    crowd = contention(waits({10: 1000, 79_000: 40}), 10 * 79_000_000, 10, 4, 1)
+    crowd = exclude_throttling(waits({10: 1000, 79_000: 40}), 10 * 79_000_000, 10, 4, 1)
     assert crowd.slots == waits({10: 1000}).slots
 
 
 def test_alarm_between_rounds() -> None:
     before = {"/web": waits({10: 1000})}
-    assert not alarmed(before, {"/web": waits({10: 1100})}, LIMITS, CONFIG)
-    assert not alarmed(before, {"/web": waits({10: 1000, 20000: 1})}, LIMITS, CONFIG), "one wait is no breach"
-    assert alarmed(before, {"/web": waits({10: 1050, 20000: 2})}, LIMITS, CONFIG)
-    assert not alarmed({}, {"/web": waits({20000: 50})}, LIMITS, CONFIG), "a cgroup seen first has no past to subtract"
+    assert not is_latency_alarm(before, {"/web": waits({10: 1100})}, LIMITS, CONFIG)
+    assert not is_latency_alarm(before, {"/web": waits({10: 1000, 20000: 1})}, LIMITS, CONFIG), "one wait is no breach"
+    assert is_latency_alarm(before, {"/web": waits({10: 1050, 20000: 2})}, LIMITS, CONFIG)
+    assert not is_latency_alarm({}, {"/web": waits({20000: 50})}, LIMITS, CONFIG), (
+        "a cgroup seen first has no past to subtract"
+    )
 
 
 def test_a_spike_is_answered_in_one_round_and_forgiven_slowly() -> None:
     """Ten calm seconds, two of harm, then calm: lent falls at once and comes back by a tenth of the node a second."""
     web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-    config, memory = AdvisorConfig(latency=CONFIG), Memory()
+    config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
     lent, total = {}, {10: 0, 60000: 0}
     for second in range(40):
         total[10] += 1000
@@ -153,9 +163,9 @@ def test_a_spike_is_answered_in_one_round_and_forgiven_slowly() -> None:
             usage_s={"web": 0.2 * second, "batch": 1.7 * second},
             wait={"web": waits(total), "batch": waits({10: second})},
         )
-        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
+        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
         assert advice is not None
-        lent[second] = advice.lent_cores
+        lent[second] = advice.reclaimable_cores
     assert [lent[s] for s in (0, 9, 10, 11, 13)] == [2.0, 2.0, 0.1, 0.1, 0.1]
     assert lent[14] == pytest.approx(0.3)
     assert lent[18] == pytest.approx(1.1)
@@ -167,13 +177,13 @@ def test_a_spike_is_answered_in_one_round_and_forgiven_slowly() -> None:
 
 
 def test_with_nothing_online_lending_grows_to_the_whole_node_step_by_step() -> None:
-    config, memory, lent = AdvisorConfig(latency=CONFIG), Memory(lent_cores=0.1), []
+    config, memory, lent = AdvisorConfig(latency=CONFIG), AdvisorState(reclaimable_cores=0.1), []
     for second in range(12):
         seen = snapshot(second, [pod("batch", QoSLevel.RECLAIMED)])
-        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
+        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
         assert advice is not None
-        assert advice.verdict.rule == "nothing_online"
-        lent.append(advice.lent_cores)
+        assert advice.reason.rule == "nothing_online"
+        lent.append(advice.reclaimable_cores)
     assert lent[:3] == pytest.approx([0.1, 0.3, 0.5])
     assert lent[-1] == 2.0
 
@@ -181,16 +191,16 @@ def test_with_nothing_online_lending_grows_to_the_whole_node_step_by_step() -> N
 def test_pods_that_nobody_lists_freeze_growth_and_no_more() -> None:
     """Some may have come of whom nobody knows; those who are known are protected as before."""
     config, calm, lent = AdvisorConfig(latency=CONFIG), {10: 1000}, []
-    memory = Memory(lent_cores=0.5)
-    failed = SourceStatus(name="pods", ok=False, error="the kubelet hangs", remedy="see why")
+    memory = AdvisorState(reclaimable_cores=0.5)
+    failed = ComponentHealth(name="pods", ok=False, error="the kubelet hangs", remedy="see why")
     rounds = [(calm, True), (calm, True), (calm, False), (calm, False), ({10: 1000, 60_000: 200}, False), (calm, True)]
     for second, (total, listed) in enumerate(rounds):
         seen = snapshot(second, [pod("web", QoSLevel.SHARED)], wait={"web": waits(total)})
         if not listed:
             seen = msgspec.structs.replace(seen, sources=(failed,))
-        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
+        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
         assert advice is not None
-        lent.append((round(advice.lent_cores, 2), advice.action, advice.verdict.rule))
+        lent.append((round(advice.reclaimable_cores, 2), advice.action, advice.reason.rule))
     assert lent[:5] == [
         (0.5, "freeze", "wait_unknown"),
         (0.7, "grow", "wait_below_target"),
@@ -200,10 +210,10 @@ def test_pods_that_nobody_lists_freeze_growth_and_no_more() -> None:
     ]
     nobody = snapshot(9, [])
     nobody = msgspec.structs.replace(nobody, sources=(failed,))
-    advice, _ = advise(nobody, config, Memory(lent_cores=0.5), nobody.taken_at_ns)
+    advice, _ = advise_cpu(nobody, config, AdvisorState(reclaimable_cores=0.5), nobody.taken_at_ns)
     assert advice is not None
-    assert (advice.lent_cores, advice.verdict.rule) == (0.5, "pods_unknown")
-    assert advice.verdict.text == (
+    assert (advice.reclaimable_cores, advice.reason.rule) == (0.5, "pods_unknown")
+    assert advice.reason.text == (
         "No online pod runs here, but the list of pods is not up to date: some may be new, and nothing more is lent."
     )
 
@@ -227,14 +237,14 @@ def starving(
     return msgspec.structs.replace(seen, cgroups={**seen.cgroups, "/web": web})
 
 
-def replayed(*seen: Snapshot, lent: float) -> list[tuple[float, Verdict]]:
+def replayed(*seen: Snapshot, lent: float) -> list[tuple[float, Reason]]:
     """Lent cores and verdict of each round, by the way that an agent, a shadow and a replay go."""
-    known, told = Remembered(advisor=Memory(lent_cores=lent)), []
-    config = Config(advisor=AdvisorConfig(latency=CONFIG))
+    known, told = PolicyState(advisor=AdvisorState(reclaimable_cores=lent)), []
+    config = AgentConfig(advisor=AdvisorConfig(latency=CONFIG))
     for one in seen:
-        judged, known = judge(one, config, known, one.taken_at_ns)
+        judged, known = evaluate_policy(one, config, known, one.taken_at_ns)
         assert judged.advice is not None
-        told.append((judged.advice.lent_cores, judged.advice.verdict))
+        told.append((judged.advice.reclaimable_cores, judged.advice.reason))
     return told
 
 
@@ -284,7 +294,7 @@ def test_who_is_taken_for_starving(now: Snapshot, rule: str) -> None:
 def played(*rounds: tuple[dict[int, int] | None, int]) -> list[tuple[float, str]]:
     """Lent cores and rule of each round; a round is the web pod's cumulative waits, None for a failed read, and its id."""
     web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-    config, memory, result = AdvisorConfig(latency=CONFIG), Memory(), []
+    config, memory, result = AdvisorConfig(latency=CONFIG), AdvisorState(), []
     for second, (total, number) in enumerate(rounds):
         seen = snapshot(
             second,
@@ -295,9 +305,9 @@ def played(*rounds: tuple[dict[int, int] | None, int]) -> list[tuple[float, str]
         )
         if total is None:
             seen = msgspec.structs.replace(seen, cgroups={})
-        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
+        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
         assert advice is not None
-        result.append((advice.lent_cores, advice.verdict.rule))
+        result.append((advice.reclaimable_cores, advice.reason.rule))
     return result
 
 
@@ -315,7 +325,7 @@ def test_the_first_waits_of_a_cgroup_made_anew_are_judged() -> None:
 
 def test_a_round_milliseconds_after_another_does_not_take_use_for_zero() -> None:
     web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-    config, memory, total = AdvisorConfig(latency=CONFIG), Memory(), {10: 1000, 16_000: 0}
+    config, memory, total = AdvisorConfig(latency=CONFIG), AdvisorState(), {10: 1000, 16_000: 0}
     lent = 0.0
     for at in (0.0, 1.0, 2.0, 2.005):
         total = {10: total[10] + 1000, 16_000: 300 if at > 2 else 0}
@@ -325,16 +335,16 @@ def test_a_round_milliseconds_after_another_does_not_take_use_for_zero() -> None
             usage_s={"web": 0.2 * at, "batch": 1.6 * min(at, 2.0)},
             wait={"web": waits(total), "batch": waits({10: 1})},
         )
-        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
+        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
         assert advice is not None
-        lent = advice.lent_cores
+        lent = advice.reclaimable_cores
     assert lent == pytest.approx(0.75), "half of 1.6 cores, less what 5 ms without a tick of the counter say"
 
 
 def test_harm_above_a_level_does_not_make_a_sawtooth() -> None:
     """A breach whenever batch uses more than 1.5 of 2 cores: what is lent settles below, and breaches become rare."""
     web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-    config, memory = AdvisorConfig(latency=CONFIG), Memory()
+    config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
     total, used, lent, breaches, sum_lent = {10: 0, 16_000: 0}, 0.0, 2.0, 0, 0.0
     for second in range(600):
         used += lent
@@ -345,29 +355,29 @@ def test_harm_above_a_level_does_not_make_a_sawtooth() -> None:
             usage_s={"web": 0.2 * second, "batch": used},
             wait={"web": waits(total), "batch": waits({10: second})},
         )
-        advice, memory = advise(seen, config, memory, seen.taken_at_ns)
+        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
         assert advice is not None
-        lent = advice.lent_cores
-        breaches += advice.verdict.rule == "wait_above_target"
+        lent = advice.reclaimable_cores
+        breaches += advice.reason.rule == "wait_above_target"
         sum_lent += lent
     assert breaches <= 27
     assert sum_lent / 600 >= 1.15
 
 
 def test_reclaim_switched_off_takes_everything_back_but_the_minimum() -> None:
-    lending = lend(situation(waits({10: 1000}), enable=False), Memory(lent_cores=2.0), CONFIG)
-    assert (lending.lent_cores, lending.verdict.rule) == (0.1, "reclaim_disabled")
+    lending = evaluate_latency(situation(waits({10: 1000}), enable=False), AdvisorState(reclaimable_cores=2.0), CONFIG)
+    assert (lending.reclaimable_cores, lending.reason.rule) == (0.1, "reclaim_disabled")
 
 
 def test_a_new_cgroup_of_the_same_path_is_not_compared_with_the_old_one() -> None:
     web = pod("web", QoSLevel.SHARED)
-    config, memory = AdvisorConfig(latency=CONFIG), Memory()
+    config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
     first = snapshot(0, [web], wait={"web": waits({10: 5000})}, ids={"web": 7})
-    _, memory = advise(first, config, memory, first.taken_at_ns)
+    _, memory = advise_cpu(first, config, memory, first.taken_at_ns)
     again = snapshot(1, [web], wait={"web": waits({60000: 9000})}, ids={"web": 8})
-    advice, _ = advise(again, config, memory, again.taken_at_ns)
+    advice, _ = advise_cpu(again, config, memory, again.taken_at_ns)
     assert advice is not None
-    assert advice.verdict.inputs["waits"] == 9000, "all of its own, and none subtracted"
+    assert advice.reason.inputs["waits"] == 9000, "all of its own, and none subtracted"
 
 
 @given(
@@ -380,60 +390,60 @@ def test_a_new_cgroup_of_the_same_path_is_not_compared_with_the_old_one() -> Non
 def test_lent_cpu_stays_within_the_node_and_grows_by_its_step_at_most(
     slots: list[int], before: float, used: float | None, missing: bool, elapsed_s: float
 ) -> None:
-    wait = None if missing else Wait(sum_ns=0, count=sum(slots), slots=tuple(slots))
-    case = Situation(
+    wait = None if missing else RunqLatency(sum_ns=0, count=sum(slots), slots=tuple(slots))
+    case = LatencyInputs(
         now_ns=10**12, elapsed_ns=round(elapsed_s * S), node_cpus=2, waits={"/web": wait},
         reclaimed_use_cores=used, requirement_cores=1.0,
     )  # fmt: skip
-    lending = lend(case, Memory(lent_cores=before, last_wait_ns=0), CONFIG)
-    assert 0.1 <= lending.lent_cores <= 2.0
-    assert lending.lent_cores <= max(before + max(0.2 * elapsed_s, 0.05), 0.1) + 1e-9
+    lending = evaluate_latency(case, AdvisorState(reclaimable_cores=before, last_wait_ns=0), CONFIG)
+    assert 0.1 <= lending.reclaimable_cores <= 2.0
+    assert lending.reclaimable_cores <= max(before + max(0.2 * elapsed_s, 0.05), 0.1) + 1e-9
     if missing:
-        assert lending.lent_cores <= max(before, 0.1)
+        assert lending.reclaimable_cores <= max(before, 0.1)
 
 
 def test_waits_that_stay_without_batch_work_are_the_pods_own_and_lending_goes_on() -> None:
     # At the minimum for three rounds, and the pods still wait 16 ms: their own queueing, which no taking back can mend.
-    busy, memory, told = waits({10: 900, 16000: 100}), Memory(lent_cores=2.0), []
+    busy, memory, told = waits({10: 900, 16000: 100}), AdvisorState(reclaimable_cores=2.0), []
     for second in range(1, 16):
-        lending = lend(situation(busy, used=memory.lent_cores, now_s=100 + second), memory, CONFIG)
+        lending = evaluate_latency(situation(busy, used=memory.reclaimable_cores, now_s=100 + second), memory, CONFIG)
         memory = msgspec.structs.replace(
             memory,
-            lent_cores=lending.level_cores,
+            reclaimable_cores=lending.level_cores,
             harmful_cores=lending.harmful_cores,
-            own_waits_ns=lending.own_waits_ns,
+            baseline_latency_ns=lending.baseline_latency_ns,
             minimum_since_ns=lending.minimum_since_ns,
             last_breach_ns=lending.last_breach_ns,
             last_wait_ns=lending.last_wait_ns,
         )
-        told.append((lending.verdict.rule, lending.lent_cores))
+        told.append((lending.reason.rule, lending.reclaimable_cores))
     assert [cores for _, cores in told[:5]] == [1.0, 0.5, 0.25, 0.1, 0.1]
     assert told[7:9] == [("wait_above_target", 0.1), ("not_calm_yet", 0.1)]
     assert told[-1][0] == "wait_is_own"
     assert told[-1][1] >= 1.0, "a tenth of the node a second, for nothing of it was harm"
     # More than a quarter beyond that is harm, whatever the pods make by themselves ...
-    worse = lend(situation(waits({10: 900, 40000: 100}), used=1.0, now_s=116), memory, CONFIG)
-    assert (worse.action, worse.verdict.rule) == ("shrink", "wait_above_target")
+    worse = evaluate_latency(situation(waits({10: 900, 40000: 100}), used=1.0, now_s=116), memory, CONFIG)
+    assert (worse.action, worse.reason.rule) == ("shrink", "wait_above_target")
     # ... and once waits are short, the target alone counts again.
-    calm = lend(situation(waits({10: 900}), used=1.0, now_s=117), memory, CONFIG)
-    assert not calm.own_waits_ns
+    calm = evaluate_latency(situation(waits({10: 900}), used=1.0, now_s=117), memory, CONFIG)
+    assert not calm.baseline_latency_ns
 
 
 def test_what_one_container_makes_by_itself_excuses_no_other() -> None:
     # /api waits 30 ms by itself, as was learnt; /web, which never did, waits 26 ms against a target of 5.
     config, memory = (
         LatencyConfig(target_wait_ms=5),
-        Memory(lent_cores=2.0, own_waits_ns={"/api": 30e6}, last_wait_ns=0),
+        AdvisorState(reclaimable_cores=2.0, baseline_latency_ns={"/api": 30e6}, last_wait_ns=0),
     )
     both = {"/api": waits({30000: 1000}), "/web": waits({26000: 1000})}
     now = msgspec.structs.replace(situation(waits({}), used=1.0), waits=both)
-    lending = lend(now, memory, config)
-    assert (lending.verdict.rule, lending.lent_cores) == ("wait_far_above_target", 0.1)
-    assert "wait of /web is " in lending.verdict.text
-    assert lending.own_waits_ns == {"/api": 30e6}
+    lending = evaluate_latency(now, memory, config)
+    assert (lending.reason.rule, lending.reclaimable_cores) == ("wait_far_above_target", 0.1)
+    assert "wait of /web is " in lending.reason.text
+    assert lending.baseline_latency_ns == {"/api": 30e6}
     # And a wait of /web that is short leaves the other's alone.
-    short = lend(msgspec.structs.replace(now, waits={**both, "/web": waits({100: 1000})}), memory, config)
-    assert (short.verdict.rule, short.lent_cores) == ("wait_is_own", 2.0)
+    short = evaluate_latency(msgspec.structs.replace(now, waits={**both, "/web": waits({100: 1000})}), memory, config)
+    assert (short.reason.rule, short.reclaimable_cores) == ("wait_is_own", 2.0)
 
 
 @pytest.mark.parametrize(
@@ -445,42 +455,44 @@ def test_waits_for_batch_work_are_never_taken_for_the_pods_own(
 ) -> None:
     """At the minimum for longer than calm_s, 8 ms against a target of 5: a tenth of the blame is where batch work's begins."""
     config = LatencyConfig(target_wait_ms=5)
-    blame = Blamed(total_ns=100, by_reclaimed={"/b": reclaimed_ns}, other="/web", other_ns=100 - reclaimed_ns)
+    blame = Interference(total_ns=100, by_reclaimed={"/b": reclaimed_ns}, other="/web", other_ns=100 - reclaimed_ns)
     now = msgspec.structs.replace(situation(waits({8000: 1000}), used=0.1), blames={"/web": blame})
-    lending = lend(now, Memory(lent_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
-    assert lending.lent_cores == lent
-    assert lending.own_waits_ns == ({} if own_ms is None else {"/web": pytest.approx(own_ms * 1e6, rel=0.05)})
+    lending = evaluate_latency(now, AdvisorState(reclaimable_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
+    assert lending.reclaimable_cores == lent
+    assert lending.baseline_latency_ns == ({} if own_ms is None else {"/web": pytest.approx(own_ms * 1e6, rel=0.05)})
     # A wait that somebody else has to answer for says nothing of this one.
-    other = Blamed(total_ns=100, by_reclaimed={}, other="/api", other_ns=100)
+    other = Interference(total_ns=100, by_reclaimed={}, other="/api", other_ns=100)
     both = msgspec.structs.replace(
         now, waits={"/web": waits({8000: 1000}), "/api": waits({30000: 1000})}, blames={"/web": blame, "/api": other}
     )
-    lending = lend(both, Memory(lent_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
-    assert lending.lent_cores == lent
+    lending = evaluate_latency(both, AdvisorState(reclaimable_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
+    assert lending.reclaimable_cores == lent
 
 
 def test_an_own_wait_excuses_nothing_that_batch_work_is_seen_to_do() -> None:
     """30 ms are /api's own, as was learnt; now the kernel says that all of its 30 ms are batch work's."""
     config, memory = (
         LatencyConfig(target_wait_ms=5),
-        Memory(lent_cores=2.0, own_waits_ns={"/api": 30e6}, last_wait_ns=0),
+        AdvisorState(reclaimable_cores=2.0, baseline_latency_ns={"/api": 30e6}, last_wait_ns=0),
     )
     for by_batch, rule, lent in ((100, "wait_far_above_target", 0.1), (9, "wait_is_own", 2.0)):
-        blame = Blamed(total_ns=100, by_reclaimed={"/b": by_batch}, other="/api", other_ns=100 - by_batch)
+        blame = Interference(total_ns=100, by_reclaimed={"/b": by_batch}, other="/api", other_ns=100 - by_batch)
         now = msgspec.structs.replace(
             situation(waits({}), used=1.0), waits={"/api": waits({30000: 1000})}, blames={"/api": blame}
         )
-        lending = lend(now, memory, config)
-        assert (lending.verdict.rule, lending.lent_cores) == (rule, lent)
-        assert lending.own_waits_ns == {"/api": 30e6}
+        lending = evaluate_latency(now, memory, config)
+        assert (lending.reason.rule, lending.reclaimable_cores) == (rule, lent)
+        assert lending.baseline_latency_ns == {"/api": 30e6}
 
 
 def test_what_was_harmful_is_forgotten_only_when_something_new_is_learnt() -> None:
     calm = situation(waits({30000: 1000}), used=0.1)
-    learning = Memory(lent_cores=0.1, minimum_since_ns=0, harmful_cores=1.0, last_wait_ns=0)
-    assert lend(calm, learning, CONFIG).harmful_cores is None
-    known = msgspec.structs.replace(learning, own_waits_ns={"/web": 30e6}, lent_cores=1.0, minimum_since_ns=None)
-    assert lend(calm, known, CONFIG).harmful_cores == 1.0
+    learning = AdvisorState(reclaimable_cores=0.1, minimum_since_ns=0, harmful_cores=1.0, last_wait_ns=0)
+    assert evaluate_latency(calm, learning, CONFIG).harmful_cores is None
+    known = msgspec.structs.replace(
+        learning, baseline_latency_ns={"/web": 30e6}, reclaimable_cores=1.0, minimum_since_ns=None
+    )
+    assert evaluate_latency(calm, known, CONFIG).harmful_cores == 1.0
 
 
 def test_the_reason_and_its_inputs_are_about_the_same_container() -> None:
@@ -488,7 +500,9 @@ def test_the_reason_and_its_inputs_are_about_the_same_container() -> None:
     now = msgspec.structs.replace(
         situation(waits({})), waits={"/api": waits({30000: 1000}), "/web": waits({16000: 1000})}
     )
-    verdict = lend(now, Memory(lent_cores=2.0, own_waits_ns={"/api": 31e6}, last_wait_ns=0), CONFIG).verdict
+    verdict = evaluate_latency(
+        now, AdvisorState(reclaimable_cores=2.0, baseline_latency_ns={"/api": 31e6}, last_wait_ns=0), CONFIG
+    ).reason
     assert "wait of /web is" in verdict.text
     assert (verdict.inputs["cgroup"], verdict.inputs["own_wait_ms"]) == ("/web", None)
     assert f"is {verdict.inputs['wait_ms']:.3g} ms" in verdict.text
@@ -502,19 +516,19 @@ def test_a_container_that_was_replaced_has_no_own_waits(successor: int, kept: di
     # Waits that began anew say nothing yet: only who it is decides.
     other = msgspec.structs.replace(later.cgroups["/web"], id=successor, wait=None)
     later = msgspec.structs.replace(later, cgroups={**later.cgroups, "/web": other})
-    memory = Memory(previous=first, own_waits_ns={"/web": 30e6}, lent_cores=1.0)
-    _, after = advise(later, AdvisorConfig(), memory, later.taken_at_ns)
-    assert after.own_waits_ns == kept
+    memory = AdvisorState(previous=first, baseline_latency_ns={"/web": 30e6}, reclaimable_cores=1.0)
+    _, after = advise_cpu(later, AdvisorConfig(), memory, later.taken_at_ns)
+    assert after.baseline_latency_ns == kept
 
 
 def test_a_container_waits_in_the_groups_below_it_too() -> None:
-    def nested(at_s: float, wait: Wait) -> Snapshot:
+    def nested(at_s: float, wait: RunqLatency) -> Snapshot:
         bare = snapshot(at_s, [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)], wait={"web": waits({})})
         inner = CgroupSample(path="/web/inner", id=7, wait=wait, periods=0)
         return msgspec.structs.replace(bare, cgroups={**bare.cgroups, "/web/inner": inner})
 
-    _, memory = advise(nested(1, waits({10: 100})), AdvisorConfig(), Memory(), S)
-    advice, _ = advise(nested(2, waits({10: 1000, 60_000: 100})), AdvisorConfig(), memory, 2 * S)
+    _, memory = advise_cpu(nested(1, waits({10: 100})), AdvisorConfig(), AdvisorState(), S)
+    advice, _ = advise_cpu(nested(2, waits({10: 1000, 60_000: 100})), AdvisorConfig(), memory, 2 * S)
     assert advice is not None
-    assert advice.verdict.rule == "wait_far_above_target"
-    assert advice.verdict.inputs["cgroup"] == "/web"
+    assert advice.reason.rule == "wait_far_above_target"
+    assert advice.reason.inputs["cgroup"] == "/web"

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from agent.eviction.situation import Situation
-from api.evictions import Met
-from api.facts import Load, NumaNode, Pressure, Zone
-from api.pods import Container, Pod
+from agent.eviction.eviction_inputs import EvictionInputs
+from api.eviction import ThresholdMet
+from api.measurements import LoadAverages, MemoryZone, NumaNode, Pressure
+from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
-from api.samples import CgroupSample, NodeSample, Snapshot
+from api.snapshot import CgroupSample, NodeSample, Snapshot
 from tests.agent.advisor.builders import topology
 
 S = 1_000_000_000
@@ -58,9 +58,9 @@ def numa_node(total: int, inactive_file: int = 64 * GIB) -> NumaNode:
     return NumaNode(meminfo={"MemTotal": total, "Inactive(file)": inactive_file})
 
 
-def zone(node: int, free: int, low: int, least: int, name: str = "Normal") -> Zone:
+def zone(node: int, free: int, low: int, least: int, name: str = "Normal") -> MemoryZone:
     """In bytes."""
-    return Zone(
+    return MemoryZone(
         node=node,
         name=name,
         free=free // PAGE,
@@ -75,8 +75,8 @@ def pressure(avg10: float) -> Pressure:
     return Pressure(some_us=0, some_avg10=avg10)
 
 
-def load(one: float) -> Load:
-    return Load(one=one, five=0, fifteen=0, runnable_one=0, runnable_five=0, runnable_fifteen=0)
+def load(one: float) -> LoadAverages:
+    return LoadAverages(one=one, five=0, fifteen=0, runnable_one=0, runnable_five=0, runnable_fifteen=0)
 
 
 def situation(
@@ -89,7 +89,7 @@ def situation(
     numa: int = 1,
     files_age_s: float = 0.0,
     **more: Any,
-) -> Situation:
+) -> EvictionInputs:
     """The node at `at_s`; `samples` has fields of the pods' cgroups by name, others are there too but say nothing."""
     wall_ns = BOOT_NS + round(at_s * S)
     given: dict[str, Mapping[str, Any]] = {p.name: {} for p in pods} | dict(samples or {})
@@ -106,7 +106,7 @@ def situation(
         cgroups=cgroups,
         pods=tuple(pods),
     )
-    return Situation(snapshot=snapshot, **{"now_ns": round(at_s * S), **more})
+    return EvictionInputs(snapshot=snapshot, **{"now_ns": round(at_s * S), **more})
 
 
-HARD, SOFT, NOT_MET = Met.HARD, Met.SOFT, Met.NOT_MET
+HARD, SOFT, NOT_MET = ThresholdMet.HARD, ThresholdMet.SOFT, ThresholdMet.NOT_MET

@@ -9,29 +9,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config.eviction import NAMES, EvictionConfig
-from agent.config.eviction_memory import (
-    Amount,
+from agent.config.eviction import (
+    PLUGIN_NAMES,
+    EvictionConfig,
+    FilesystemThreshold,
     KoordinatorMemoryConfig,
-    ReclaimedConfig,
+    ReclaimedPressureConfig,
     RootfsPressureConfig,
-    RssConfig,
+    RssOveruseConfig,
 )
 from agent.eviction import manager
-from agent.eviction.choosing import CRITICAL_PRIORITY, EVICT_SCORE, SOFT_NOTIFY, Claim, chosen, protected
-from agent.eviction.judgement import Candidate, Finding, judged
-from agent.eviction.manager import judge
-from agent.eviction.network import SELECTED
-from agent.eviction.situation import NS_PER_S, RootfsUse, Situation, grace_of
-from agent.eviction.state import EvictionMemory
-from api.advice import Headroom
-from api.evictions import Evictions, Met, Threshold, size
-from api.facts import Filesystem, Pressure
-from api.knobs import Verdict
-from api.node_advice import PowerAction, PowerKind
-from api.pods import Pod
+from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, RootfsUse, grace_period_s
+from agent.eviction.finding import EvictionCandidate, EvictionFinding, make_threshold
+from agent.eviction.manager import EvictionState, evaluate_evictions
+from agent.eviction.plugins.network_eviction import NIC_ANNOTATION
+from agent.eviction.victims import (
+    CRITICAL_PRIORITY,
+    EVICT_SCORE_ANNOTATION,
+    SOFT_NOTIFY_ANNOTATION,
+    EvictionProposal,
+    is_protected,
+    select_victims,
+)
+from api.advice import Headroom, PowerAction, PowerActionKind
+from api.eviction import EvictionResult, EvictionThreshold, ThresholdMet, format_bytes
+from api.knobs import Reason
+from api.measurements import Filesystem, Pressure
+from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
-from api.samples import SourceStatus
+from api.snapshot import ComponentHealth
 from tests.agent.eviction.builders import (
     GIB,
     HARD,
@@ -46,7 +52,7 @@ from tests.agent.eviction.builders import (
     zone,
 )
 
-WHY = Verdict(rule="r", text="t")
+WHY = Reason(rule="r", text="t")
 RECLAIMED = "reclaimed-resource-pressure-eviction-plugin"
 RSS = "rss-overuse-eviction-plugin"
 SYSTEM = "system-memory-pressure-eviction-plugin"
@@ -57,20 +63,20 @@ def config(*plugins: str, **more: Any) -> EvictionConfig:
     return EvictionConfig(plugins=plugins, **more)  # type: ignore[arg-type]
 
 
-def pressed(at_s: float, pods: list[Pod], promised: float = 1.0, **more: Any) -> Situation:
+def pressed(at_s: float, pods: list[Pod], promised: float = 1.0, **more: Any) -> EvictionInputs:
     """More is requested than is promised."""
-    return situation(at_s, pods, headroom=Headroom(cores=promised, verdict=WHY), **more)
+    return situation(at_s, pods, headroom=Headroom(cores=promised, reason=WHY), **more)
 
 
 def play(
-    rounds: list[Situation], settings: EvictionConfig, memory: EvictionMemory | None = None
-) -> tuple[list[Evictions], EvictionMemory]:
-    memory = EvictionMemory() if memory is None else memory
+    rounds: list[EvictionInputs], settings: EvictionConfig, memory: EvictionState | None = None
+) -> tuple[list[EvictionResult], EvictionState]:
+    memory = EvictionState() if memory is None else memory
     result = []
     for each in rounds:
-        evictions, memory = judge(each, memory, settings)
+        evictions, memory = evaluate_evictions(each, memory, settings)
         # What is remembered has to survive a restart.
-        memory = msgspec.json.decode(msgspec.json.encode(memory), type=EvictionMemory)
+        memory = msgspec.json.decode(msgspec.json.encode(memory), type=EvictionState)
         result.append(evictions)
     return result, memory
 
@@ -80,18 +86,18 @@ def holding(size: int) -> dict[str, int]:
     return {"inactive_anon": size, "active_anon": 0, "unevictable": 0}
 
 
-def victims(evictions: Evictions) -> list[str]:
+def victims(evictions: EvictionResult) -> list[str]:
     return [victim.pod.removeprefix("default/") for victim in evictions.victims]
 
 
 def test_nobody_judges_unless_named() -> None:
     (evictions,), _ = play([pressed(100, [pod("a", cores=50)])], EvictionConfig())
-    assert evictions == Evictions()
+    assert evictions == EvictionResult()
 
 
 def test_a_star_is_what_katalyst_has_on_by_default() -> None:
     star = config("*")
-    assert [name for name in NAMES if star.enabled(name)] == [
+    assert [name for name in PLUGIN_NAMES if star.enabled(name)] == [
         "reclaimed-resource-pressure-eviction-plugin",
         "reclaimed-numa-resource-pressure-eviction-plugin",
         "numa-memory-pressure-eviction-plugin",
@@ -107,7 +113,7 @@ def test_a_hard_threshold_makes_one_pod_leave_and_says_why() -> None:
     (evictions,), _ = play([pressed(100, [pod("a", cores=5), pod("b", cores=5)])], config(RECLAIMED))
     (victim,) = evictions.victims
     assert (victim.pod, victim.forced, victim.grace_s, victim.dry_run) == ("default/a", True, 60, False)
-    assert victim.verdict.text.startswith(
+    assert victim.reason.text.startswith(
         f"plugin {RECLAIMED} met threshold in scope resource.katalyst.kubewharf.io/reclaimed_millicpu, "
         "target 5000, observed 10000: "
     )
@@ -124,13 +130,13 @@ def test_rounds_are_five_seconds_apart_and_thresholds_stand_between() -> None:
 def test_who_was_sent_counts_as_gone_until_it_had_time_to_go() -> None:
     pods = [pod("a", cores=4), pod("b", cores=4)]
     rounds = [pressed(at, pods) for at in (100, 105, 185, 190)]
-    result, _ = play(rounds, config(RECLAIMED, reclaimed=ReclaimedConfig(cpu_soft_threshold=900)))
+    result, _ = play(rounds, config(RECLAIMED, reclaimed=ReclaimedPressureConfig(cpu_soft_threshold=900)))
     # 8 of 5, then 4 of 5; after 1.5 times its minute it is still there
     assert [victims(each) for each in result] == [["a"], [], [], ["a"]]
 
 
 def test_who_the_killer_has_counts_as_gone() -> None:
-    at = pressed(100, [pod("a", cores=5), pod("b", cores=5)], leaving=frozenset({"default/b"}))
+    at = pressed(100, [pod("a", cores=5), pod("b", cores=5)], terminating=frozenset({"default/b"}))
     (evictions,), _ = play([at], config(RECLAIMED))
     assert victims(evictions) == []
     assert evictions.thresholds[0].met is SOFT
@@ -141,14 +147,14 @@ def test_nobody_waits_for_what_a_pod_holds_that_does_not_go(stuck: tuple[str, ..
     """0.9 GiB are free where one has to be; a quarter more will be, once `a` is gone."""
     going = frozenset({"default/a"})
     at = free_memory(100, [pod("a"), pod("b")], free=round(0.9 * GIB))
-    at = msgspec.structs.replace(at, leaving=going, stuck=frozenset(stuck))
+    at = msgspec.structs.replace(at, terminating=going, stuck=frozenset(stuck))
     (evictions,), _ = play([at], config(SYSTEM))
     assert victims(evictions) == who
 
 
 def test_a_threshold_has_to_last_for_its_tolerance() -> None:
     pods = [pod("a", cores=6)]
-    settings = config(RECLAIMED, reclaimed=ReclaimedConfig(tolerance_s=10))
+    settings = config(RECLAIMED, reclaimed=ReclaimedPressureConfig(tolerance_s=10))
     result, _ = play([pressed(at, pods) for at in (100, 105, 110)], settings)
     assert [victims(each) for each in result] == [[], [], ["a"]]
     assert result[1].thresholds[0].since_ns == 100 * 10**9
@@ -176,7 +182,7 @@ def test_soft_ones_make_one_pod_of_the_node_leave() -> None:
 
 
 def test_pods_that_ask_for_it_are_told_instead() -> None:
-    told = pod("a", memory=1, annotations={SOFT_NOTIFY: "true"})
+    told = pod("a", memory=1, annotations={SOFT_NOTIFY_ANNOTATION: "true"})
     at = [situation(at_s, [told], samples={"a": {"memory_stat": {"rss": 9}}}) for at_s in (100, 105)]
     result, memory = play(at, config(RSS))
     assert [each.victims[0].notify for each in result] == [True, True]
@@ -188,21 +194,23 @@ def test_pods_that_ask_for_it_are_told_instead() -> None:
     )
     assert [(victim.pod, victim.notify) for victim in evictions.victims] == [("default/b", False), ("default/a", True)]
     # a hard threshold does not ask
-    (evictions,), _ = play([pressed(100, [pod("a", cores=9, annotations={SOFT_NOTIFY: "true"})])], config(RECLAIMED))
+    (evictions,), _ = play(
+        [pressed(100, [pod("a", cores=9, annotations={SOFT_NOTIFY_ANNOTATION: "true"})])], config(RECLAIMED)
+    )
     assert not evictions.victims[0].notify
 
 
 def test_telling_keeps_nobody_from_leaving_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin that waits 60 s between two victims tells one, and the other leaves 5 s later."""
-    pods = [pod("a", annotations={SOFT_NOTIFY: "true"}), pod("b")]
-    threshold = judged(RSS, Met.SOFT, "s", subject="x", value=1, observed=2, text="t", inputs={})
+    pods = [pod("a", annotations={SOFT_NOTIFY_ANNOTATION: "true"}), pod("b")]
+    threshold = make_threshold(RSS, ThresholdMet.SOFT, "s", subject="x", value=1, observed=2, text="t", inputs={})
 
-    def ask(at: Situation, _config: object) -> tuple[Finding, ...]:
+    def ask(at: EvictionInputs, _config: object) -> tuple[EvictionFinding, ...]:
         there = [each for each in pods if each.name == "a" or at.now_ns > 102e9]
-        candidates = tuple(Candidate(pod=each, text="t") for each in there)
-        return (Finding(threshold=threshold, candidates=candidates, cool_down_s=60.0),)
+        candidates = tuple(EvictionCandidate(pod=each, text="t") for each in there)
+        return (EvictionFinding(threshold=threshold, candidates=candidates, cool_down_s=60.0),)
 
-    monkeypatch.setattr(manager, "_STATELESS", {RSS: ask})
+    monkeypatch.setattr(manager, "_STATELESS_PLUGINS", {RSS: ask})
     result, _ = play([situation(at, pods) for at in (100, 105)], config(RSS))
     assert [[(v.pod, v.notify) for v in each.victims] for each in result] == [
         [("default/a", True)], [("default/b", False), ("default/a", True)],
@@ -211,7 +219,7 @@ def test_telling_keeps_nobody_from_leaving_in_the_next_round(monkeypatch: pytest
 
 def test_requests_softly_above_what_is_promised_make_nobody_leave() -> None:
     """Twice what is promised, for ten minutes: whoever asks is told from five minutes on, the larger one never."""
-    pods = [pod("a", cores=1.5), pod("b", cores=0.5, annotations={SOFT_NOTIFY: "true"})]
+    pods = [pod("a", cores=1.5), pod("b", cores=0.5, annotations={SOFT_NOTIFY_ANNOTATION: "true"})]
     result, memory = play([pressed(at, pods) for at in range(100, 700, 5)], config(RECLAIMED))
     told = [(victim.pod, victim.notify) for each in result for victim in each.victims]
     assert told == [("default/b", True)] * 60
@@ -220,7 +228,7 @@ def test_requests_softly_above_what_is_promised_make_nobody_leave() -> None:
 
 def test_the_higher_score_leaves_first() -> None:
     pods = [
-        pod(name, memory=1, annotations={EVICT_SCORE: score})
+        pod(name, memory=1, annotations={EVICT_SCORE_ANNOTATION: score})
         for name, score in (("a", "1"), ("x", "nan"), ("b", "7"), ("c", "x"), ("y", "inf"))
     ]
     at = situation(100, pods, samples={name: {"memory_stat": {"rss": 9}} for name in "axbcy"})
@@ -262,17 +270,21 @@ def test_victims_are_in_katalysts_order() -> None:
         ("reclaimed", 100, "force"), ("reclaimed", 20, "force"), ("shared", 70, "memory"), ("shared", 100, "force"),
         ("dedicated", 80, "memory"), ("shared", 60, "cpu"), ("reclaimed", 100, ""), ("shared", 80, "cpu"),
     ]  # fmt: skip
-    threshold = Threshold(plugin="p", met=HARD, value=1.0, observed=2.0, verdict=WHY)
+    threshold = EvictionThreshold(plugin="p", met=HARD, value=1.0, observed=2.0, reason=WHY)
     wishes = [
-        Claim(
-            Candidate(pod=pod(f"{level}-{priority}-{kind or 'other'}", QoSLevel(f"{level}_cores"), priority=priority)),
-            Finding(threshold=threshold, direct=True, forced=kind == "force", kind="" if kind == "force" else kind),
+        EvictionProposal(
+            EvictionCandidate(
+                pod=pod(f"{level}-{priority}-{kind or 'other'}", QoSLevel(f"{level}_cores"), priority=priority)
+            ),
+            EvictionFinding(
+                threshold=threshold, direct=True, forced=kind == "force", kind="" if kind == "force" else kind
+            ),
             forced=True,
             rank=0,
         )
         for level, priority, kind in shapes
     ]
-    assert [victim.pod.removeprefix("default/") for victim in chosen(wishes, config(burst=12))[0]] == [
+    assert [victim.pod.removeprefix("default/") for victim in select_victims(wishes, config(burst=12))[0]] == [
         "reclaimed-20-force",
         "reclaimed-100-other",
         "reclaimed-100-force",
@@ -288,7 +300,7 @@ def test_victims_are_in_katalysts_order() -> None:
     ]
 
 
-def free_memory(at_s: float, pods: list[Pod], free: int = 0) -> Situation:
+def free_memory(at_s: float, pods: list[Pod], free: int = 0) -> EvictionInputs:
     node = {"meminfo": {"MemFree": free, "MemTotal": 100 * GIB}, "sysctl": {"vm.watermark_scale_factor": 100}}
     return situation(at_s, pods, samples={each.name: {"memory_bytes": GIB // 4} for each in pods}, node=node)
 
@@ -305,9 +317,9 @@ def test_sizes_are_told_in_a_persons_units() -> None:
     assert (victim.scope, victim.subject) == ("SystemMemory", "free")
     assert (
         f"plugin {SYSTEM} met threshold in scope SystemMemory, target 1.00 GiB, observed 512.0 MiB: "
-        in victim.verdict.text
+        in victim.reason.text
     )
-    assert [size(value) for value in (100 * 2.0**40, 2.0**40, 2.0**40 - 2.0**30, 0.0)] == [
+    assert [format_bytes(value) for value in (100 * 2.0**40, 2.0**40, 2.0**40 - 2.0**30, 0.0)] == [
         "100.00 TiB",
         "1.00 TiB",
         "1023.00 GiB",
@@ -319,11 +331,11 @@ def test_samples_from_before_a_victim_left_send_nobody_else() -> None:
     """Two pods make 0.75 of a NUMA node; once the first is gone at once, its samples are still in the ring."""
     name = "numa-cpu-pressure-plugin"
     pods = [pod(each, QoSLevel.SHARED, numa=(0,)) for each in ("a", "b")]
-    memory, sent = EvictionMemory(), []
+    memory, sent = EvictionState(), []
     for i in range(40):
         here = [each for each in pods if each.key not in sent]
         used = {each.name: {"cpu_usage_ns": i * 5 * 6 * 10**9} for each in here}
-        evictions, memory = judge(situation(100.0 + 5 * i, here, samples=used), memory, config(name))
+        evictions, memory = evaluate_evictions(situation(100.0 + 5 * i, here, samples=used), memory, config(name))
         sent += [victim.pod for victim in evictions.victims]
     assert sent == ["default/a"]
 
@@ -346,24 +358,26 @@ def test_conditions_outlive_their_threshold_by_five_minutes() -> None:
 )
 def test_a_plugin_that_is_switched_off_shows_no_condition_any_more_and_counts_anew(after: EvictionConfig) -> None:
     pods = [pod("a")]
-    first, memory = judge(free_memory(100, pods), EvictionMemory(), config(SYSTEM))
+    first, memory = evaluate_evictions(free_memory(100, pods), EvictionState(), config(SYSTEM))
     assert [each.condition.name for each in first.conditions] == ["MemoryPressure"]
-    then, memory = judge(free_memory(105, pods), memory, after)
+    then, memory = evaluate_evictions(free_memory(105, pods), memory, after)
     assert then.conditions == ()
     assert [victim for victim in then.victims if not victim.dry_run] == []
-    again, _ = judge(free_memory(110, pods), memory, config(SYSTEM))
+    again, _ = evaluate_evictions(free_memory(110, pods), memory, config(SYSTEM))
     assert [each.since_ns // 10**9 for each in again.conditions] == [110]
 
 
 def test_a_condition_of_a_plugin_at_a_socket_outlives_its_socket_for_as_long_as_any() -> None:
-    finding = Finding(
-        threshold=judged("theirs", Met.HARD, "s", value=1, observed=2, condition="TheirPressure", text="t")
+    finding = EvictionFinding(
+        threshold=make_threshold(
+            "theirs", ThresholdMet.HARD, "s", value=1, observed=2, condition="TheirPressure", text="t"
+        )
     )
     given = config(plugin_sockets="/run/plugins")
-    first, memory = judge(situation(100, [pod("a")]), EvictionMemory(), given, (finding,))
+    first, memory = evaluate_evictions(situation(100, [pod("a")]), EvictionState(), given, (finding,))
     names = [[each.condition.name for each in first.conditions]]
     for at_s in (105, 400, 405):
-        later, memory = judge(situation(at_s, [pod("a")]), memory, given)
+        later, memory = evaluate_evictions(situation(at_s, [pod("a")]), memory, given)
         names.append([each.condition.name for each in later.conditions])
     assert names == [["TheirPressure"], ["TheirPressure"], ["TheirPressure"], []]
 
@@ -392,7 +406,7 @@ def test_a_dry_run_does_not_keep_a_real_victim() -> None:
 SUPPRESSION, OOMD = "cpu-pressure-suppression-plugin", "oomd-pressure"
 
 
-def enduring(at_s: float, *, old: bool = False) -> Situation:
+def enduring(at_s: float, *, old: bool = False) -> EvictionInputs:
     """One pod with twenty times what its pool has; and all tasks of the node stall."""
     stalls = Pressure(some_us=0, some_avg10=99, full_us=0, full_avg10=99)
     at = situation(
@@ -433,7 +447,9 @@ def test_a_plugin_that_failed_begins_anew(monkeypatch: pytest.MonkeyPatch) -> No
     _, memory = play([enduring(at) for at in range(100, 400, 5)], settings)
     assert memory.plugins.suppression.since_ns == {"default/a": 100 * 10**9}
     with monkeypatch.context() as patched:
-        patched.setattr(manager, "_STATEFUL", {**manager._STATEFUL, SUPPRESSION: ("suppression", broken)})
+        patched.setattr(
+            manager, "_STATEFUL_PLUGINS", {**manager._STATEFUL_PLUGINS, SUPPRESSION: ("suppression", broken)}
+        )
         _, memory = play([enduring(400)], settings, memory)
     (after,), _ = play([enduring(405)], settings, memory)
     assert victims(after) == []
@@ -442,7 +458,11 @@ def test_a_plugin_that_failed_begins_anew(monkeypatch: pytest.MonkeyPatch) -> No
 def test_whom_a_power_alert_chose_is_not_chosen_twice_for_lack_of_data() -> None:
     """Two of four have to go for one answer, and in between the state of the node is not known for a moment."""
     answer = PowerAction(
-        kind=PowerKind.EVICT, at_ns=99, current_watts=300, count=2, verdict=Verdict(rule="r", text="t", threshold=200.0)
+        kind=PowerActionKind.EVICT,
+        at_ns=99,
+        current_watts=300,
+        count=2,
+        reason=Reason(rule="r", text="t", threshold=200.0),
     )
     pods = [pod(name) for name in "abcd"]
     first, old, later = (situation(at_s, pods, power=answer) for at_s in (100, 105, 142))
@@ -454,18 +474,18 @@ def test_whom_a_power_alert_chose_is_not_chosen_twice_for_lack_of_data() -> None
 def test_an_old_list_of_pods_evicts_nobody() -> None:
     """Who is listed may be gone, and whoever asks for less may have come in his place."""
     at = pressed(100, [pod("a", cores=6)])
-    old = SourceStatus(name="pods", ok=False, error="the list of pods is 40 s old")
+    old = ComponentHealth(name="pods", ok=False, error="the list of pods is 40 s old")
     unlisted = msgspec.structs.replace(at, snapshot=msgspec.structs.replace(at.snapshot, sources=(old,)))
     assert [victims(play([each], config(RECLAIMED))[0][0]) for each in (at, unlisted)] == [["a"], []]
     (evictions,), _ = play([unlisted], config(RECLAIMED))
-    assert evictions.thresholds[0].verdict.text.startswith("which pods are here now is not known")
+    assert evictions.thresholds[0].reason.text.startswith("which pods are here now is not known")
 
 
 def test_an_old_snapshot_evicts_nobody() -> None:
     pods = [pod("a", cores=50)]
     old = msgspec.structs.replace(pressed(100, pods), now_ns=131 * 10**9)
     (first, second), _ = play([old, pressed(140, pods)], config(RECLAIMED))
-    assert (victims(first), first.thresholds[0].verdict.rule) == ([], "input_missing")
+    assert (victims(first), first.thresholds[0].reason.rule) == ([], "input_missing")
     assert victims(second) == ["a"]
 
 
@@ -473,12 +493,12 @@ def test_a_plugin_that_fails_is_shown_and_the_others_go_on(monkeypatch: pytest.M
     def broken(*_: object) -> object:
         raise ZeroDivisionError("of no use")
 
-    monkeypatch.setattr(manager, "_STATEFUL", {**manager._STATEFUL, SYSTEM: ("system_memory", broken)})
+    monkeypatch.setattr(manager, "_STATEFUL_PLUGINS", {**manager._STATEFUL_PLUGINS, SYSTEM: ("system_memory", broken)})
     (evictions,), _ = play([pressed(100, [pod("a", cores=9)])], config(RECLAIMED, SYSTEM))
     assert victims(evictions) == ["a"]
     (failed,) = [each for each in evictions.thresholds if each.plugin == SYSTEM]
-    assert (failed.verdict.rule, failed.met) == ("plugin_failed", NOT_MET)
-    assert failed.verdict.text == "This plugin failed: ZeroDivisionError: of no use"
+    assert (failed.reason.rule, failed.met) == ("plugin_failed", NOT_MET)
+    assert failed.reason.text == "This plugin failed: ZeroDivisionError: of no use"
 
 
 @pytest.mark.parametrize(
@@ -497,7 +517,7 @@ def test_a_plugin_that_fails_is_shown_and_the_others_go_on(monkeypatch: pytest.M
 def test_who_never_leaves(fields: dict[str, Any], safe: bool) -> None:
     settings = config(RECLAIMED, skipped_annotations=("keep",), skipped_labels=("stay",))
     qos = fields.pop("qos", QoSLevel.RECLAIMED)
-    assert protected(pod("a", qos, **fields), settings) is safe
+    assert is_protected(pod("a", qos, **fields), settings) is safe
 
 
 def test_the_next_one_leaves_for_a_protected_pod() -> None:
@@ -518,15 +538,15 @@ PODS = st.builds(
     st.floats(0, 64),
     st.sampled_from([-5, 0, 7, CRITICAL_PRIORITY]),
     st.sampled_from([(), (0,), (1,)]),
-    st.sampled_from([{}, {"keep": ""}, {SELECTED: "eth0"}, {SOFT_NOTIFY: "true"}]),
+    st.sampled_from([{}, {"keep": ""}, {NIC_ANNOTATION: "eth0"}, {SOFT_NOTIFY_ANNOTATION: "true"}]),
 )  # fmt: skip
 EVERYTHING = config(
-    *NAMES, skipped_annotations=("keep",), rss=RssConfig(ratio=0.5),
-    rootfs_pressure=RootfsPressureConfig(minimum_free=Amount(ratio=0.5), minimum_capacity_bytes=0),
+    *PLUGIN_NAMES, skipped_annotations=("keep",), rss=RssOveruseConfig(ratio=0.5),
+    rootfs_pressure=RootfsPressureConfig(minimum_free=FilesystemThreshold(ratio=0.5), minimum_capacity_bytes=0),
 )  # fmt: skip
 
 
-def trouble(at_s: float, pods: list[Pod], share: float) -> Situation:
+def trouble(at_s: float, pods: list[Pod], share: float) -> EvictionInputs:
     """Everything is bad at once; `share` says how much each pod uses."""
     used = round(share * 40 * GIB)
     fields = {
@@ -544,7 +564,7 @@ def trouble(at_s: float, pods: list[Pod], share: float) -> Situation:
     }  # fmt: skip
     return situation(
         at_s, pods, samples={each.name: fields for each in pods}, node=node, numa=2,
-        headroom=Headroom(cores=0.5, memory_bytes=1.0, cores_by_numa={0: 0.1}, verdict=WHY),
+        headroom=Headroom(cores=0.5, memory_bytes=1.0, cores_by_numa={0: 0.1}, reason=WHY),
         pools={"reclaim": (0, 1), "share": (2, 3)}, nics={"eth0": 0.0},
         rootfs={each.key: RootfsUse(used_bytes=used, inodes=1) for each in pods},
     )  # fmt: skip
@@ -560,9 +580,9 @@ def test_whatever_is_wrong_nobody_protected_leaves_and_at_most_three_do(pods: li
         assert told <= 1
         assert len(evictions.victims) - told <= 3
         assert len(evictions.victims) == len(leaving)
-        assert not leaving & {each.key for each in pods if protected(each, EVERYTHING)}
+        assert not leaving & {each.key for each in pods if is_protected(each, EVERYTHING)}
         for victim in evictions.victims:
-            assert victim.verdict.text
+            assert victim.reason.text
             assert victim.grace_s is None or victim.grace_s >= 0
 
 
@@ -579,7 +599,7 @@ def test_without_data_nobody_leaves(pods: list[Pod], old: bool) -> None:
         blind = [situation(at_s, pods, numa=2) for at_s in (280.0, 310.0, 340.0)]
     for at in blind:
         memory = msgspec.structs.replace(memory, sent=(), evicted_at_ns={})
-        evictions, memory = judge(at, memory, EVERYTHING)
+        evictions, memory = evaluate_evictions(at, memory, EVERYTHING)
     assert evictions.victims == ()
     assert memory.plugins.numa_memory.rounds == {}
 
@@ -589,7 +609,7 @@ def test_everything_is_wrong_and_somebody_does_leave() -> None:
     pods = [pod(f"p{i}", cores=8, memory=GIB, numa=(0,)) for i in range(6)]
     (first, second), _ = play([trouble(100.0, pods, 0.5), trouble(130.0, pods, 0.5)], EVERYTHING)
     assert len(first.victims) == 3
-    assert {each.plugin for each in first.thresholds} == set(NAMES)
+    assert {each.plugin for each in first.thresholds} == set(PLUGIN_NAMES)
     assert HARD in {each.met for each in first.thresholds}
     assert not {each.uid for each in first.victims} & {each.uid for each in second.victims}
 
@@ -601,7 +621,7 @@ def test_everything_is_wrong_and_somebody_does_leave() -> None:
 def test_a_pods_own_grace_is_bounded_and_a_plugins_is_not(
     own_s: float | None, plugins_s: float | None, seconds: float
 ) -> None:
-    assert grace_of(msgspec.structs.replace(pod("a"), grace_s=own_s), plugins_s) == seconds
+    assert grace_period_s(msgspec.structs.replace(pod("a"), grace_s=own_s), plugins_s) == seconds
 
 
 def test_who_takes_its_own_time_to_end_counts_as_gone_for_as_long() -> None:

@@ -8,33 +8,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nri.frames import LARGEST_MESSAGE, OURS, PIECE, RUNTIMES, Garbage, Kind, Message, Reader, frame
+from agent.nri.frames import (
+    MAX_MESSAGE_BYTES,
+    MAX_PIECE_BYTES,
+    PLUGIN_CONVERSATION,
+    RUNTIME_CONVERSATION,
+    FrameReader,
+    MessageKind,
+    NriMessage,
+    NriProtocolError,
+    encode_frame,
+)
 
 MESSAGES = st.builds(
-    Message,
-    conversation=st.sampled_from((OURS, RUNTIMES)),
+    NriMessage,
+    conversation=st.sampled_from((PLUGIN_CONVERSATION, RUNTIME_CONVERSATION)),
     call=st.integers(0, 2**32 - 1),
-    kind=st.sampled_from(Kind),
-    data=st.binary(max_size=3 * PIECE),
+    kind=st.sampled_from(MessageKind),
+    data=st.binary(max_size=3 * MAX_PIECE_BYTES),
 )
 
 
 def test_hand_written_bytes() -> None:
     """Conversation 2, twelve bytes; then two bytes of message, call 1, a request, no flags."""
     written = bytes.fromhex("00000002 0000000c 00000002 00000001 01 00 6869")
-    assert frame(Message(RUNTIMES, 1, Kind.REQUEST, b"hi")) == written
-    assert list(Reader().feed(written)) == [Message(RUNTIMES, 1, Kind.REQUEST, b"hi")]
+    assert encode_frame(NriMessage(RUNTIME_CONVERSATION, 1, MessageKind.REQUEST, b"hi")) == written
+    assert list(FrameReader().feed(written)) == [NriMessage(RUNTIME_CONVERSATION, 1, MessageKind.REQUEST, b"hi")]
 
 
 @given(st.lists(MESSAGES, max_size=4), st.integers(1, 5000))
-def test_messages_come_back_in_whatever_pieces_they_travel(messages: list[Message], step: int) -> None:
-    data, reader = b"".join(map(frame, messages)), Reader()
+def test_messages_come_back_in_whatever_pieces_they_travel(messages: list[NriMessage], step: int) -> None:
+    data, reader = b"".join(map(encode_frame, messages)), FrameReader()
     found = [one for start in range(0, len(data), step) for one in reader.feed(data[start : start + step])]
     assert found == messages
 
 
 def test_no_piece_is_larger_than_what_a_runtime_reads_at_once() -> None:
-    written = frame(Message(OURS, 1, Kind.RESPONSE, bytes(10_000)))
+    written = encode_frame(NriMessage(PLUGIN_CONVERSATION, 1, MessageKind.RESPONSE, bytes(10_000)))
     lengths, at = [], 0
     while at < len(written):
         lengths.append(int.from_bytes(written[at + 4 : at + 8]))
@@ -43,10 +53,16 @@ def test_no_piece_is_larger_than_what_a_runtime_reads_at_once() -> None:
 
 
 def test_pieces_of_two_conversations_do_not_mix() -> None:
-    one, other = frame(Message(OURS, 1, Kind.REQUEST, b"a" * 5000)), frame(Message(RUNTIMES, 3, Kind.RESPONSE, b"b"))
+    one, other = (
+        encode_frame(NriMessage(PLUGIN_CONVERSATION, 1, MessageKind.REQUEST, b"a" * 5000)),
+        encode_frame(NriMessage(RUNTIME_CONVERSATION, 3, MessageKind.RESPONSE, b"b")),
+    )
     first = 8 + 4096
-    found = list(Reader().feed(one[:first] + other + one[first:]))
-    assert [(message.conversation, len(message.data)) for message in found] == [(RUNTIMES, 1), (OURS, 5000)]
+    found = list(FrameReader().feed(one[:first] + other + one[first:]))
+    assert [(message.conversation, len(message.data)) for message in found] == [
+        (RUNTIME_CONVERSATION, 1),
+        (PLUGIN_CONVERSATION, 5000),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -59,16 +75,16 @@ def test_pieces_of_two_conversations_do_not_mix() -> None:
     ],
 )
 def test_garbage_is_told_and_ends_it(data: bytes, said: str) -> None:
-    with pytest.raises(Garbage, match=said):
-        list(Reader().feed(data))
+    with pytest.raises(NriProtocolError, match=said):
+        list(FrameReader().feed(data))
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_do_worse_than_garbage(data: bytes) -> None:
-    with suppress(Garbage):
-        assert all(len(message.data) <= LARGEST_MESSAGE for message in Reader().feed(data))
+    with suppress(NriProtocolError):
+        assert all(len(message.data) <= MAX_MESSAGE_BYTES for message in FrameReader().feed(data))
 
 
 def test_what_is_too_large_is_not_sent() -> None:
     with pytest.raises(ValueError, match="4194305 bytes"):
-        frame(Message(OURS, 1, Kind.RESPONSE, bytes(LARGEST_MESSAGE + 1)))
+        encode_frame(NriMessage(PLUGIN_CONVERSATION, 1, MessageKind.RESPONSE, bytes(MAX_MESSAGE_BYTES + 1)))

@@ -12,76 +12,76 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.foreseen import Basis
-from agent.nri.answers import Surroundings
-from agent.nri.notes import AS_ASKED, Notes
-from agent.nri.plugin import Plugin
-from agent.policy import Remembered, judge
-from agent.qrm.foretold import Foretold
-from agent.qrm.knobs import KnobFiles
-from agent.qrm.originals import Originals
-from agent.sense.podlist import KubePod
-from agent.sense.podspec import Door
-from agent.settings import parse
-from api.decisions import Status
+from agent.advisor.engine import PolicyState, evaluate_policy
+from agent.advisor.preview import PreviewInputs
+from agent.config.loader import parse_config
+from agent.nri.adjustments import NriContext
+from agent.nri.plugin import NriPlugin
+from agent.nri.signed_annotation import ORIGINALS_ANNOTATION, SignedAnnotations
+from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.pending_originals import PendingOriginals
+from agent.qrm.actuator.writer import KnobWriter
+from agent.sensors.pods.pod_join import KubeletPod
+from agent.sensors.pods.pod_spec import PodParsingContext
+from api.decision import OutcomeStatus
 from api.knobs import Knob
 from api.proto import nri_pb2 as wire
 from api.proto import ttrpc_pb2 as rpc
 from api.qos import QoSLevel
 from tests.agent.advisor.builders import pod, snapshot
-from tests.agent.nri.runtime import Runtime, a_container
-from tests.agent.qrm.trees import Tree
+from tests.agent.nri.fake_runtime import Runtime, a_container
+from tests.agent.qrm.actuator.trees import Tree
 
 CANONICAL = """
 advisor: {policy: canonical, minShareCores: 1, reservedForAllocateCores: 0, rampUpS: 0}
 placing: {rampUpS: 0}
 """
-NOTES = Notes(b"k" * 32)
+NOTES = SignedAnnotations(b"k" * 32)
 POD = "/kubepods/poduid-batch"
 BATCH = f"{POD}/batch"
 
 
-def basis_of(settings: str, *, cpus: int = 4, age_s: float = 0.0) -> Basis:
+def basis_of(settings: str, *, cpus: int = 4, age_s: float = 0.0) -> PreviewInputs:
     """What a round was judged by in which one shared pod used one CPU for ten seconds."""
-    config = parse(settings.encode(), "test.yaml")
-    known = Remembered()
+    config = parse_config(settings.encode(), "test.yaml")
+    known = PolicyState()
     for second in (0, 10):
         seen = snapshot(second, [pod("web", QoSLevel.SHARED, request=1)], cpus=cpus, usage_s={"web": second})
         before = known
-        _, known = judge(seen, config, before, seen.taken_at_ns)
+        _, known = evaluate_policy(seen, config, before, seen.taken_at_ns)
     knobs = {"/web": frozenset({Knob.CPUSET, Knob.QUOTA, Knob.WEIGHT, Knob.IDLE, Knob.MEMS})}
     now = time.monotonic_ns() - round(age_s * 1e9)
-    return Basis(snapshot=seen, config=config, known=before, now_ns=now, knobs=knobs)
+    return PreviewInputs(snapshot=seen, config=config, known=before, now_ns=now, knobs=knobs)
 
 
 class Agent:
     """The agent's side, with a tree of cgroups."""
 
-    def __init__(self, folder: Path, basis: Basis | None) -> None:
+    def __init__(self, folder: Path, preview_inputs: PreviewInputs | None) -> None:
         self.tree = Tree(folder / "cgroup", "v1")
         self.tree.make("/kubepods")
         self.tree.make(POD)
-        self.basis, self.foretold, self.woken = basis, Foretold(), 0
-        self.listed: dict[str, KubePod] = {}
-        self.ask: Callable[[], Basis | None] = lambda: self.basis
+        self.preview_inputs, self.foretold, self.woken = preview_inputs, PendingOriginals(), 0
+        self.listed: dict[str, KubeletPod] = {}
+        self.ask: Callable[[], PreviewInputs | None] = lambda: self.preview_inputs
 
-    def latest(self) -> Basis | None:
+    def latest(self) -> PreviewInputs | None:
         return self.ask()
 
     def wake(self) -> None:
         self.woken += 1
 
     @contextmanager
-    def plugin(self, socket: Path, bound_s: float = 5.0) -> Iterator[Plugin]:
-        around = Surroundings(
-            basis=self.latest,
+    def plugin(self, socket: Path, bound_s: float = 5.0) -> Iterator[NriPlugin]:
+        around = NriContext(
+            preview_inputs=self.latest,
             listed=self.listed.get,
             wake=self.wake,
-            door=Door(),
+            door=PodParsingContext(),
             hierarchy=self.tree.hierarchy,
             foretold=self.foretold,
         )
-        plugin = Plugin(socket, around, NOTES, bound_s)
+        plugin = NriPlugin(socket, around, NOTES, bound_s)
         plugin.start()
         try:
             yield plugin
@@ -117,17 +117,17 @@ async def test_a_container_is_made_with_what_the_next_round_would_give_it(tmp_pa
         cpus = made.adjust.linux.resources.cpu.cpus
         assert cpus, "kept apart from the share pool, which has the others"
         assert set(cpus) < set("0-123"), cpus
-        assert json.loads(made.adjust.annotations[AS_ASKED])["knobs"] == {"cpuset.cpus": ["0-3", cpus]}
-        assert NOTES.read("id-batch", made.adjust.annotations[AS_ASKED]) == {Knob.CPUSET: ("0-3", cpus)}
+        assert json.loads(made.adjust.annotations[ORIGINALS_ANNOTATION])["knobs"] == {"cpuset.cpus": ["0-3", cpus]}
+        assert NOTES.read("id-batch", made.adjust.annotations[ORIGINALS_ANNOTATION]) == {Knob.CPUSET: ("0-3", cpus)}
         assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0, "refused": 0}
     agent.tree.make(BATCH)
     agent.tree.file(BATCH, "cpuset.cpus").write_text(f"{cpus}\n")
-    originals = Originals(tmp_path / "originals.json", "boot")
-    agent.foretold.adopt(KnobFiles(agent.tree.hierarchy), originals)
+    originals = OriginalsJournal(tmp_path / "originals.json", "boot")
+    agent.foretold.adopt(KnobWriter(agent.tree.hierarchy), originals)
     (outcome,) = agent.foretold.outcomes()
     decision = outcome.decision
     assert (outcome.before, decision.value, outcome.after, outcome.clamped_from) == ("0-3", cpus, cpus, None)
-    assert cpus in decision.verdict.text
+    assert cpus in decision.reason.text
 
 
 async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: Path, runtime: Runtime) -> None:
@@ -136,7 +136,7 @@ async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: 
         await runtime.plugin()
         made = await runtime.create(a_container("batch", "reclaimed_cores", cgroup=BATCH, shares=205))
         assert made.adjust.linux.resources.cpu.shares.value == 10, "the least weight, until cpu.idle can be set"
-    files, originals = KnobFiles(agent.tree.hierarchy), Originals(tmp_path / "originals.json", "boot")
+    files, originals = KnobWriter(agent.tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
     assert agent.foretold.adopt(files, originals) == 0, "the runtime has not made the cgroup yet"
     assert agent.foretold.outcomes() == ()
     agent.tree.make(BATCH)
@@ -146,13 +146,13 @@ async def test_what_was_given_is_put_back_to_what_the_owner_asked_for(tmp_path: 
     agent.tree.file(BATCH, "cpu.cfs_quota_us").write_text(f"{quota}\n")
     assert agent.foretold.adopt(files, originals) == 1
     by_knob = {one.decision.knob: one for one in agent.foretold.outcomes()}
-    assert (by_knob[Knob.QUOTA].status, by_knob[Knob.QUOTA].after) == (Status.APPLIED, f"{quota} 100000")
+    assert (by_knob[Knob.QUOTA].status, by_knob[Knob.QUOTA].after) == (OutcomeStatus.APPLIED, f"{quota} 100000")
     outcome = by_knob[Knob.WEIGHT]
     decision = outcome.decision
     assert (decision.pod, decision.cgroup, decision.knob) == ("shop/batch", BATCH, Knob.WEIGHT)
     assert decision.cgroup_id == originals.entries()[0].cgroup_id > 0
-    assert (outcome.status, outcome.before, outcome.after) == (Status.APPLIED, "20", "1")
-    assert decision.verdict.rule == "yield_to_online", "the least weight stands in for cpu.idle"
+    assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, "20", "1")
+    assert decision.reason.rule == "yield_to_online", "the least weight stands in for cpu.idle"
     assert agent.foretold.outcomes() == (), "once"
     assert [(entry.cgroup, entry.knob, dict(entry.raw.texts)) for entry in originals.entries()] == [
         (BATCH, Knob.WEIGHT, {"cpu.shares": "205\n"}),
@@ -191,13 +191,13 @@ async def test_cpus_that_were_promised_are_given_to_nobody_else_before_a_round_k
             request.pod.annotations["katalyst.kubewharf.io/memory_enhancement"] = '{"numa_binding": "true"}'
             made[name] = (await runtime.create(request)).adjust.linux.resources.cpu.cpus
     assert len({*made.values()} - {""}) == 2, made
-    basis = agent.basis
+    basis = agent.preview_inputs
     assert basis is not None
     known = agent.foretold.promised.kept(basis.known.cpus)
     assert {name: known.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
     # A round that does not see them yet: the others are placed around them.
     seen = msgspec.structs.replace(basis.known, cpus=known)
-    judged, after = judge(basis.snapshot, basis.config, seen, basis.now_ns)
+    judged, after = evaluate_policy(basis.snapshot, basis.config, seen, basis.now_ns)
     assert judged.placement is not None
     assert not {str(cpu) for cpu in judged.placement.cpus["/web"]} & {*made.values()}
     assert {name: after.cpus.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
@@ -220,7 +220,7 @@ async def test_requests_of_reclaimed_resources_are_the_kubelets_word(tmp_path: P
                 },
                 "spec": {"containers": [{"name": "main", "resources": amounts}]},
             },
-            KubePod,
+            KubeletPod,
         )
     with agent.plugin(runtime.path):
         await runtime.plugin()
@@ -248,7 +248,7 @@ async def test_who_changes_a_container_changes_what_is_put_back_and_not_what_is_
         assert not wire.UpdateContainerResponse.FromString(answer.payload).update, "nothing was said of its weight"
     agent.tree.make(BATCH)
     agent.tree.file(BATCH, "cpu.shares").write_text("10\n")
-    files, originals = KnobFiles(agent.tree.hierarchy), Originals(tmp_path / "originals.json", "boot")
+    files, originals = KnobWriter(agent.tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
     agent.foretold.adopt(files, originals)
     assert [dict(entry.raw.texts) for entry in originals.entries()] == [{"cpu.shares": "512\n"}]
 
@@ -260,8 +260,10 @@ async def test_who_was_made_by_an_agent_that_was_killed_is_known_by_his_annotati
     known, broken = (
         a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}").container for name in ("batch", "bad")
     )
-    known.annotations[AS_ASKED] = NOTES.write(known.id, {Knob.CPUSET: ("0-3", "3"), Knob.WEIGHT: ("204", "1")})
-    broken.annotations[AS_ASKED] = '{"cpuset.cpus":'
+    known.annotations[ORIGINALS_ANNOTATION] = NOTES.write(
+        known.id, {Knob.CPUSET: ("0-3", "3"), Knob.WEIGHT: ("204", "1")}
+    )
+    broken.annotations[ORIGINALS_ANNOTATION] = '{"cpuset.cpus":'
     agent.tree.make(BATCH)
     agent.tree.file(BATCH, "cpuset.cpus").write_text("3\n")
     # What it was not given: somebody has changed it since.
@@ -272,8 +274,8 @@ async def test_who_was_made_by_an_agent_that_was_killed_is_known_by_his_annotati
         assert wire.SynchronizeResponse.FromString(answer.payload).more, "there is more to come"
         await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[known]))
         assert plugin.source.problem() is None
-    originals = Originals(tmp_path / "originals.json", "boot")
-    assert agent.foretold.adopt(KnobFiles(agent.tree.hierarchy), originals) == 1
+    originals = OriginalsJournal(tmp_path / "originals.json", "boot")
+    assert agent.foretold.adopt(KnobWriter(agent.tree.hierarchy), originals) == 1
     assert [dict(entry.raw.texts) for entry in originals.entries()] == [{"cpuset.cpus": "0-3\n"}]
 
 
@@ -285,7 +287,7 @@ async def test_who_makes_a_pod_cannot_say_what_was_asked_for(
     forged = {
         "bare": msgspec.json.encode(pairs).decode(),
         "another": NOTES.write("id-another", pairs),
-        "stranger": Notes(b"s" * 32).write("id-batch", pairs),
+        "stranger": SignedAnnotations(b"s" * 32).write("id-batch", pairs),
         "edited": NOTES.write("id-batch", {**pairs, Knob.QUOTA: ("20000 100000", "10000 100000")}).replace(
             "20000", "90000"
         ),
@@ -299,17 +301,17 @@ async def test_who_makes_a_pod_cannot_say_what_was_asked_for(
         await runtime.plugin()
         for note in forged.values():
             container = a_container("batch", "reclaimed_cores", cgroup=BATCH).container
-            container.annotations[AS_ASKED] = note
+            container.annotations[ORIGINALS_ANNOTATION] = note
             await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[container]))
         assert plugin.source.problem() is None
-        originals = Originals(tmp_path / "originals.json", "boot")
-        assert agent.foretold.adopt(KnobFiles(agent.tree.hierarchy), originals) == 0
+        originals = OriginalsJournal(tmp_path / "originals.json", "boot")
+        assert agent.foretold.adopt(KnobWriter(agent.tree.hierarchy), originals) == 0
         assert originals.entries() == ()
         assert caplog.text.count("of container id-batch counts for nothing") == len(forged)
         # The same words of this agent's own are believed.
-        container.annotations[AS_ASKED] = NOTES.write("id-batch", pairs)
+        container.annotations[ORIGINALS_ANNOTATION] = NOTES.write("id-batch", pairs)
         await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[container]))
-        assert agent.foretold.adopt(KnobFiles(agent.tree.hierarchy), originals) == 1
+        assert agent.foretold.adopt(KnobWriter(agent.tree.hierarchy), originals) == 1
         assert {entry.knob for entry in originals.entries()} == pairs.keys()
 
 
@@ -325,19 +327,19 @@ async def test_at_the_end_the_runtime_hears_what_became_of_whom_it_made(tmp_path
         await runtime.ask("StopContainer", wire.StopContainerRequest(container=gone.container))
         # One that an agent before this one made, with values of more than one knob.
         pairs = {Knob.WEIGHT: ("20", "1"), Knob.QUOTA: ("max 100000", "5000 100000")}
-        left.container.annotations[AS_ASKED] = NOTES.write(left.container.id, pairs)
+        left.container.annotations[ORIGINALS_ANNOTATION] = NOTES.write(left.container.id, pairs)
         await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[left.container]))
         for group in (BATCH, *(f"{POD}/{name}" for name in names)):
             agent.tree.make(group)
         agent.tree.file(BATCH, "cpu.shares").write_text("206\n")
         agent.tree.file(f"{POD}/batch0", "cpuset.cpus").write_text("0-2\n")
         agent.tree.file(f"{POD}/batch1", "cpuset.cpus").write_text("0-3\n")
-        files = KnobFiles(agent.tree.hierarchy)
+        files = KnobWriter(agent.tree.hierarchy)
         # What somebody wrote into a file alone, runtimes write over.
         shares = agent.tree.file(f"{POD}/batch0", "cpu.shares")
         shares.write_text("77\n")
         runtime.updating = lambda: None if len(runtime.updates) > 1 else written(shares, "2\n")
-        plugin.silence()
+        plugin.stop_adjusting()
         assert (await runtime.create(a_container("late", "reclaimed_cores", cgroup=f"{POD}/late"))).ByteSize() == 0
         await asyncio.to_thread(plugin.leave, files, {})
         said = {one.container_id: one.linux.resources for update in runtime.updates for one in update.update}
@@ -366,8 +368,8 @@ async def test_who_is_made_and_has_not_begun_at_the_end_begins_as_his_owner_want
         shares = agent.tree.file(f"{POD}/there", "cpu.shares")
         shares.write_text("10\n")
         runtime.updating = lambda: written(shares, "205\n")
-        plugin.silence()
-        files = KnobFiles(agent.tree.hierarchy)
+        plugin.stop_adjusting()
+        files = KnobWriter(agent.tree.hierarchy)
         await asyncio.to_thread(plugin.leave, files, agent.foretold.pending(0.0))
         said = {one.container_id: one.linux.resources for update in runtime.updates for one in update.update}
         assert {name: one.cpu.shares.value for name, one in said.items()} == {"id-late": 205, "id-there": 205}
@@ -384,7 +386,7 @@ async def test_a_runtime_that_is_gone_at_the_end_is_told_nothing(
         agent.tree.make(BATCH)
         runtime.hang_up()
         await until(plugin.source.problem)
-        await asyncio.to_thread(plugin.leave, KnobFiles(agent.tree.hierarchy), {})
+        await asyncio.to_thread(plugin.leave, KnobWriter(agent.tree.hierarchy), {})
     assert runtime.updates == []
     assert "some of 1 containers stay in the runtime's belief as they were made: there is no connection" in caplog.text
 
@@ -394,11 +396,11 @@ async def test_a_runtime_that_is_gone_at_the_end_is_told_nothing(
 
 async def test_nobody_is_kept_waiting_for_longer_than_the_bound(tmp_path: Path, runtime: Runtime) -> None:
     agent = Agent(tmp_path, basis_of(CANONICAL))
-    basis, hold = agent.basis, asyncio.Event()
+    basis, hold = agent.preview_inputs, asyncio.Event()
     loop = asyncio.get_running_loop()
     calls = 0
 
-    def slow() -> Basis | None:
+    def slow() -> PreviewInputs | None:
         nonlocal calls
         calls += 1
         if calls == 2:  # the first one is asked for whom was made before
@@ -546,7 +548,7 @@ async def test_an_answer_that_is_no_message_is_garbage_too(
         agent.tree.make(BATCH)
         runtime.garbles = garbles
         assert "Traceback" not in caplog.text, "it is no bug of the agent"
-        await asyncio.to_thread(plugin.leave, KnobFiles(agent.tree.hierarchy), {})
+        await asyncio.to_thread(plugin.leave, KnobWriter(agent.tree.hierarchy), {})
     assert "some of 1 containers stay in the runtime's belief as they were made: the answer to Up" in caplog.text
 
 

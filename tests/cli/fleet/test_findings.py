@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import msgspec
 
-from api.checks import Check, Findings
-from cli.fleet.asking import Told
-from cli.fleet.findings import findings, summary
-from cli.fleet.members import Member, Pod
-from exporters.health import Failed, Health
+from api.diagnostics import DoctorCheck, DoctorReport
+from cli.fleet.agent_endpoints import AgentEndpoint, FleetPod
+from cli.fleet.api_server import AgentReply
+from cli.fleet.findings import findings_summary, fleet_findings
+from exporters.page.health import FailedSource, HealthStatus
 
-NO_PSI = Check(name="pressure", ok=False, detail="none", remedy="psi=1")
-NO_L3 = Check(name="optional: resctrl", ok=True, detail="none", remedy="another CPU")
-FINE = Check(name="cpus", ok=True, detail="4 CPUs")
+NO_PSI = DoctorCheck(name="pressure", ok=False, detail="none", remedy="psi=1")
+NO_L3 = DoctorCheck(name="optional: resctrl", ok=True, detail="none", remedy="another CPU")
+FINE = DoctorCheck(name="cpus", ok=True, detail="4 CPUs")
 READY = {"status": {"phase": "Running", "containerStatuses": [{"ready": True}]}}
 
 
-def health(node: str, *failed: Failed, restarts: int = 0) -> Told[Health]:
-    return Told(Member(node=node, restarts=restarts), Health(0.1, failed, ()))
+def health(node: str, *failed: FailedSource, restarts: int = 0) -> AgentReply[HealthStatus]:
+    return AgentReply(AgentEndpoint(node=node, restarts=restarts), HealthStatus(0.1, failed, ()))
 
 
-def found(node: str, *checks: Check, version: str = "1.0") -> Told[Findings]:
-    return Told(Member(node=node), Findings(version=version, checks=checks))
+def found(node: str, *checks: DoctorCheck, version: str = "1.0") -> AgentReply[DoctorReport]:
+    return AgentReply(AgentEndpoint(node=node), DoctorReport(version=version, checks=checks))
 
 
-def pods(*said: dict[str, object]) -> list[Pod]:
-    return [msgspec.convert(one, Pod) for one in said]
+def pods(*said: dict[str, object]) -> list[FleetPod]:
+    return [msgspec.convert(one, FleetPod) for one in said]
 
 
-def told(healths: list[Told[Health]], checks: list[Told[Findings]]) -> list[tuple[str, bool, tuple[str, ...]]]:
-    rows = findings(healths, checks, pods(READY), "")
+def told(
+    healths: list[AgentReply[HealthStatus]], checks: list[AgentReply[DoctorReport]]
+) -> list[tuple[str, bool, tuple[str, ...]]]:
+    rows = fleet_findings(healths, checks, pods(READY), "")
     assert [row.name for row in rows[:2]] == ["controller", "custom resources"]
     return [(row.name, row.ok, row.nodes) for row in rows[2:] if row.name != "version"]
 
 
 def test_each_trouble_is_told_once_with_its_nodes_the_commonest_first() -> None:
     nodes = ["n1", "n2", "n3"]
-    late = Failed("psi", "late", "wait")
+    late = FailedSource("psi", "late", "wait")
     rows = told(
         [health("n1", late), health("n2"), health("n3", restarts=3)],
         [found("n1", FINE, NO_L3), found("n2", NO_PSI, NO_L3), found("n3", NO_PSI, NO_L3)],
@@ -51,18 +53,18 @@ def test_each_trouble_is_told_once_with_its_nodes_the_commonest_first() -> None:
 
 
 def test_one_that_cannot_be_asked_is_a_trouble_once() -> None:
-    silent: Told[Health] = Told(Member(node="n1"), None, "gone", "look")
-    unseen: Told[Findings] = Told(Member(node="n1"), None, "gone", "look")
+    silent: AgentReply[HealthStatus] = AgentReply(AgentEndpoint(node="n1"), None, "gone", "look")
+    unseen: AgentReply[DoctorReport] = AgentReply(AgentEndpoint(node="n1"), None, "gone", "look")
     assert told([silent], [unseen]) == [("agent", False, ("n1",))]
 
 
 def test_an_older_agent_that_cannot_tell_is_a_trouble_of_its_own() -> None:
-    unseen: Told[Findings] = Told(Member(node="n1"), None, "/api/v1/doctor is not served")
+    unseen: AgentReply[DoctorReport] = AgentReply(AgentEndpoint(node="n1"), None, "/api/v1/doctor is not served")
     assert told([health("n1")], [unseen]) == [("node", False, ("n1",)), ("agent", True, ("n1",))]
 
 
 def test_two_versions_are_told_with_a_word_of_why() -> None:
-    rows = findings([], [found("n1"), found("n2", version="2.0"), found("n3", version="2.0")], [], "")
+    rows = fleet_findings([], [found("n1"), found("n2", version="2.0"), found("n3", version="2.0")], [], "")
     versions = [(row.detail, row.nodes, bool(row.remedy)) for row in rows if row.name == "version"]
     assert versions == [("2.0", ("n2", "n3"), True), ("1.0", ("n1",), True)]
 
@@ -72,7 +74,7 @@ def test_the_controller_is_well_while_one_is_ready() -> None:
     kinds = [
         (row.ok, row.detail, bool(row.remedy))
         for said in ([], [waiting], [READY, waiting], [READY])
-        for row in findings([], [], pods(*said), "")[:1]
+        for row in fleet_findings([], [], pods(*said), "")[:1]
     ]
     assert kinds == [
         (False, "none runs", True),
@@ -89,12 +91,17 @@ def test_a_controller_that_does_not_run_is_told_with_its_last_words() -> None:
         "metadata": {"name": "c-1", "namespace": "dioptase"},
         "status": {"phase": "Running", "containerStatuses": [state]},
     }
-    row = findings([], [], pods(READY, pod), "")[0]
+    row = fleet_findings([], [], pods(READY, pod), "")[0]
     assert row.detail == "1 of 2 ready; c-1: CrashLoopBackOff; it ended with Error: controller.yaml: no such setting"
     assert row.remedy == "kubectl logs -n dioptase c-1 --previous"
 
 
 def test_the_sum_counts_nodes_not_troubles() -> None:
-    rows = findings([health("n1", Failed("a", "x", ""), Failed("b", "y", "")), health("n2")], [], [], "no kinds")
-    assert summary(rows, 2) == "1 of 2 nodes lack something that is needed; 2 of the cluster's own parts"
-    assert summary(findings([health("n1")], [], pods(READY), ""), 1) == "nodes: 1; nothing that is needed is missing"
+    rows = fleet_findings(
+        [health("n1", FailedSource("a", "x", ""), FailedSource("b", "y", "")), health("n2")], [], [], "no kinds"
+    )
+    assert findings_summary(rows, 2) == "1 of 2 nodes lack something that is needed; 2 of the cluster's own parts"
+    assert (
+        findings_summary(fleet_findings([health("n1")], [], pods(READY), ""), 1)
+        == "nodes: 1; nothing that is needed is missing"
+    )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from api.configuration import Configuration, ObeyedObject, Setting
-from cli.fleet.asking import Told
-from cli.fleet.door import Door
-from cli.fleet.members import Member
-from cli.fleet.settings import compare, text
+from api.diagnostics import AppliedConfigObject, EffectiveConfiguration, EffectiveSetting
+from cli.fleet.agent_endpoints import AgentEndpoint
+from cli.fleet.api_server import AgentReply, ApiServerOptions
+from cli.fleet.settings import compare_settings, settings_lines
 from cli.kubectl import kubectl
 
 S = 1_000_000_000
@@ -17,17 +16,19 @@ ALL = {"source": "AdminQoSConfiguration", "object": "kube-system/all", "hash": "
 
 
 def node(
-    name: str, *settings: Setting, objects: tuple[ObeyedObject, ...] = (), problem: str = ""
-) -> Told[Configuration]:
-    return Told(Member(node=name), Configuration(settings=settings, objects=objects, problem=problem))
+    name: str, *settings: EffectiveSetting, objects: tuple[AppliedConfigObject, ...] = (), problem: str = ""
+) -> AgentReply[EffectiveConfiguration]:
+    return AgentReply(
+        AgentEndpoint(node=name), EffectiveConfiguration(settings=settings, objects=objects, problem=problem)
+    )
 
 
-def setting(name: str, value: str, source: str = "default", **other: str) -> Setting:
-    return Setting(name=name, value=value, source=source, **other)  # type: ignore[arg-type]
+def setting(name: str, value: str, source: str = "default", **other: str) -> EffectiveSetting:
+    return EffectiveSetting(name=name, value=value, source=source, **other)  # type: ignore[arg-type]
 
 
-def shown(*told: Told[Configuration], names: tuple[str, ...] = (), differing: bool = False) -> list[str]:
-    return list(text(compare(told, names, differing=differing), 0, differing=differing))
+def shown(*told: AgentReply[EffectiveConfiguration], names: tuple[str, ...] = (), differing: bool = False) -> list[str]:
+    return list(settings_lines(compare_settings(told, names, differing=differing), 0, differing=differing))
 
 
 def test_where_all_agree_there_is_one_line() -> None:
@@ -38,7 +39,7 @@ def test_where_all_agree_there_is_one_line() -> None:
 
 def test_where_they_differ_each_value_has_its_nodes_the_usual_one_first() -> None:
     told = (
-        node("n1", Setting(name="a.b", value="false", **ALL)),
+        node("n1", EffectiveSetting(name="a.b", value="false", **ALL)),
         node("n2", setting("a.b", "true")),
         node("n3", setting("a.b", "true")),
     )
@@ -57,7 +58,7 @@ def test_the_same_value_of_another_origin_is_told_and_does_not_differ() -> None:
 
 
 def test_a_name_that_there_is_not_is_refused_and_not_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Door, "ask", lambda *_: [node("n1", setting("a.b", "1"))])
+    monkeypatch.setattr(ApiServerOptions, "ask", lambda *_: [node("n1", setting("a.b", "1"))])
     done = CliRunner().invoke(kubectl, ["config", "--differing", "a.x"])
     assert (done.exit_code, "there is no setting 'a.x'" in done.output) == (2, True)
     done = CliRunner().invoke(kubectl, ["config", "--differing", "a"])
@@ -65,7 +66,7 @@ def test_a_name_that_there_is_not_is_refused_and_not_the_same_everywhere(monkeyp
 
 
 def test_where_nobody_answered_nothing_is_said_to_be_the_same() -> None:
-    silent: Told[Configuration] = Told(Member(node="n1"), None, "gone")
+    silent: AgentReply[EffectiveConfiguration] = AgentReply(AgentEndpoint(node="n1"), None, "gone")
     assert shown(silent, differing=True) == ["✕ n1: gone"]
     assert shown(silent, node("n2", setting("a.b", "1")), differing=True) == [
         "no setting differs: 1 node has answered", "✕ n1: gone",
@@ -73,7 +74,7 @@ def test_where_nobody_answered_nothing_is_said_to_be_the_same() -> None:
 
 
 def test_a_setting_that_another_version_lacks_differs() -> None:
-    fleet = compare([node("n1", setting("new", "1"), setting("old", "2")), node("n2", setting("old", "2"))])
+    fleet = compare_settings([node("n1", setting("new", "1"), setting("old", "2")), node("n2", setting("old", "2"))])
     assert [(one.name, one.differs) for one in fleet.settings] == [("new", True), ("old", False)]
 
 
@@ -83,8 +84,8 @@ def test_only_the_part_that_is_asked_for() -> None:
 
 
 def test_objects_are_grouped_by_content_and_by_how_they_are_taken() -> None:
-    def thing(digest: str, since: int | None, problem: str = "") -> ObeyedObject:
-        return ObeyedObject(kind="K", object="ns/all", hash=digest, since_wall_ns=since, problem=problem)
+    def thing(digest: str, since: int | None, problem: str = "") -> AppliedConfigObject:
+        return AppliedConfigObject(kind="K", object="ns/all", hash=digest, since_wall_ns=since, problem=problem)
 
     told = (
         node("n1", objects=(thing("h1", 5 * S),)),
@@ -99,6 +100,6 @@ def test_objects_are_grouped_by_content_and_by_how_they_are_taken() -> None:
 
 
 def test_who_said_nothing_and_who_hears_nothing() -> None:
-    silent: Told[Configuration] = Told(Member(node="n1"), None, "gone")
+    silent: AgentReply[EffectiveConfiguration] = AgentReply(AgentEndpoint(node="n1"), None, "gone")
     assert shown(silent, node("n2", problem="refused")) == ["✕ n1: gone", "✕ n2: nothing new is heard: refused"]
-    assert compare([silent]).nodes == ()
+    assert compare_settings([silent]).nodes == ()

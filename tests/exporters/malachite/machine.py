@@ -7,29 +7,29 @@ second, and sends 3 and receives 2 packets of 1000 bytes; `/kubepods/besteffort/
 
 from __future__ import annotations
 
-from api.cpus import Cpu, Topology
-from api.decisions import Act, Round
-from api.facts import (
+from api.cpu import Cpu, Topology
+from api.decision import ActMode, Cycle
+from api.measurements import (
     UNLIMITED,
+    CgroupLimits,
     CpuTimes,
     Disk,
     Durations,
     Interface,
     IoStat,
     L3Monitor,
-    Limits,
-    Load,
+    LoadAverages,
     Machine,
-    Net,
+    MemoryZone,
     NumaNode,
     Pressure,
-    Reclaim,
+    ReclaimLatency,
+    SocketTraffic,
     ThreadStates,
-    Zone,
 )
-from api.samples import CgroupSample, NodeSample, Snapshot
-from exporters.malachite.cgroups import Layout
-from exporters.malachite.past import History
+from api.snapshot import CgroupSample, NodeSample, Snapshot
+from exporters.malachite.cgroup_documents import CgroupLayout
+from exporters.malachite.history import MalachiteHistory
 
 S, MS, US = 1_000_000_000, 1_000_000, 1000
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -37,8 +37,12 @@ BOOTED_AT_NS = 1_700_000_000 * S + 250 * MS
 """A quarter of a second after a whole one: what is rounded must be rounded down."""
 POD = "/kubepods/besteffort/pod1"
 BUSY, IDLE = f"{POD}/c1", f"{POD}/c2"
-V1 = Layout("V1", "/sys/fs/cgroup", {name: f"/sys/fs/cgroup/{name}" for name in ("cpu", "memory", "cpuset", "blkio")})
-V2 = Layout("V2", "/sys/fs/cgroup", dict.fromkeys(("cpu", "memory", "cpuset", "blkio", "net_cls"), "/sys/fs/cgroup"))
+V1 = CgroupLayout(
+    "V1", "/sys/fs/cgroup", {name: f"/sys/fs/cgroup/{name}" for name in ("cpu", "memory", "cpuset", "blkio")}
+)
+V2 = CgroupLayout(
+    "V2", "/sys/fs/cgroup", dict.fromkeys(("cpu", "memory", "cpuset", "blkio", "net_cls"), "/sys/fs/cgroup")
+)
 V1_STAT = {
     "cache": 2 * MIB, "rss": 3 * MIB, "shmem": 4096, "dirty": 8192, "writeback": 0, "pgfault": 0, "pgmajfault": 0,
     "total_cache": 20 * MIB, "total_rss": 30 * MIB, "total_shmem": 4096, "total_dirty": 12288, "total_writeback": 4096,
@@ -114,7 +118,7 @@ def node(seconds: int) -> NodeSample:
         },
         tcp_states={"close_wait": 11},
         numa={0: numa((0, 1), 12 * GIB), 1: numa((2, 3), 4 * GIB)},
-        zones=(Zone(node=0, name="Normal", free=1_572_864, min=128, low=256, high=384, managed=3_145_728),),
+        zones=(MemoryZone(node=0, name="Normal", free=1_572_864, min=128, low=256, high=384, managed=3_145_728),),
         free_blocks={0: {0: 1024, 9: 0, 10: 3}, 1: {0: 512, 9: 1, 10: 0}},
         disks={
             "vda": Disk(number="254:0", reads=20 * seconds, read_bytes=0, read_ns=0, writes=40 * seconds, write_bytes=0,
@@ -132,18 +136,18 @@ def node(seconds: int) -> NodeSample:
     )  # fmt: skip
 
 
-def limits(layout: Layout) -> Limits:
+def limits(layout: CgroupLayout) -> CgroupLimits:
     """Half a core, CPUs 0 to 2, 512 MiB; no other limits."""
     shared = {"quota_us": 50_000, "period_us": 100_000, "cpus": "0-2", "mems": "0-1", "memory_max_bytes": 512 * MIB}
     if layout.version == "V1":
-        return Limits(**shared, weight=1024, kernel_tcp_max_bytes=UNLIMITED)
-    return Limits(
+        return CgroupLimits(**shared, weight=1024, kernel_tcp_max_bytes=UNLIMITED)
+    return CgroupLimits(
         **shared, weight=79, burst_us=10_000, memory_high_bytes=UNLIMITED, memory_low_bytes=MIB, memory_min_bytes=0,
         swap_max_bytes=UNLIMITED,
     )  # fmt: skip
 
 
-def busy(layout: Layout, seconds: int) -> CgroupSample:
+def busy(layout: CgroupLayout, seconds: int) -> CgroupSample:
     """The container with everything."""
     one = layout.version == "V1"
     faults = {"pgfault": 300 * seconds, "pgmajfault": 3 * seconds}
@@ -163,21 +167,21 @@ def busy(layout: Layout, seconds: int) -> CgroupSample:
                             writes=32 * seconds, discard_bytes=4096, discards=1)},
         files_read_at_ns=BOOTED_AT_NS + seconds * S - 400 * MS,
         threads_by_state=ThreadStates(runnable=2, uninterruptible=1, iowait=1, sleeping=5),
-        load=Load(one=2.5, five=2.0, fifteen=1.5, runnable_one=2.25, runnable_five=1.75, runnable_fifteen=1.25),
-        reclaim=Reclaim(direct=Durations(sum_ns=1000 * seconds, count=seconds),
+        load=LoadAverages(one=2.5, five=2.0, fifteen=1.5, runnable_one=2.25, runnable_five=1.75, runnable_fifteen=1.25),
+        reclaim=ReclaimLatency(direct=Durations(sum_ns=1000 * seconds, count=seconds),
                         limit=Durations(sum_ns=3000 * seconds, count=2 * seconds), reclaimed_pages=0, kswapd_wakeups=0),
-        net=Net(tcp_sent_bytes=3000 * seconds, tcp_received_bytes=2000 * seconds, tcp_sent_packets=3 * seconds,
+        net=SocketTraffic(tcp_sent_bytes=3000 * seconds, tcp_received_bytes=2000 * seconds, tcp_sent_packets=3 * seconds,
                 tcp_received_packets=2 * seconds, udp_sent_bytes=100 * seconds, udp_received_bytes=0,
                 udp_sent_packets=seconds, udp_received_packets=0, tcp_retransmits=0),
     )  # fmt: skip
 
 
-def snapshot(seconds: int, layout: Layout = V1) -> Snapshot:
+def snapshot(seconds: int, layout: CgroupLayout = V1) -> Snapshot:
     """The machine at that second."""
     quiet = CgroupSample(
         path=IDLE, id=12, cpu_usage_ns=5 * MS, files_read_at_ns=BOOTED_AT_NS + seconds * S,
         threads_by_state=ThreadStates(runnable=1, uninterruptible=0, iowait=0, sleeping=0),
-        load=Load(one=0.5, five=0.5, fifteen=0.5, runnable_one=0.5, runnable_five=0.5, runnable_fifteen=0.5),
+        load=LoadAverages(one=0.5, five=0.5, fifteen=0.5, runnable_one=0.5, runnable_five=0.5, runnable_fifteen=0.5),
     )  # fmt: skip
     above = [
         CgroupSample(path=path, id=number, files_read_at_ns=BOOTED_AT_NS + seconds * S)
@@ -195,13 +199,13 @@ def snapshot(seconds: int, layout: Layout = V1) -> Snapshot:
     )
 
 
-def history(*seconds: int, layout: Layout = V1) -> History:
+def history(*seconds: int, layout: CgroupLayout = V1) -> MalachiteHistory:
     """All these seconds seen, one after the other."""
-    seen = History()
+    seen = MalachiteHistory()
     for second in seconds:
         seen.add(snapshot(second, layout))
     return seen
 
 
-def finished(shown: Snapshot) -> Round:
-    return Round(snapshot=shown, previous=None, act=Act.OFF, trigger="tick")
+def finished(shown: Snapshot) -> Cycle:
+    return Cycle(snapshot=shown, previous=None, act=ActMode.OFF, trigger="tick")

@@ -8,30 +8,20 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from api.facts import BlockIo, CpuCounters, Durations, Limits, Reclaim
-from exporters.malachite.cgroups import Layout
-from exporters.malachite.memory import memory
-from exporters.malachite.past import History
+from api.measurements import BlockIo, CgroupLimits, CpuCounters, Durations, ReclaimLatency
+from exporters.malachite.cgroup_documents import CgroupLayout
+from exporters.malachite.history import MalachiteHistory
+from exporters.malachite.memory import memory_document
 from tests.exporters.malachite import contract
 from tests.exporters.malachite.documents import TEN_SECONDS, cgroup, changed, document
-from tests.exporters.malachite.machine import (
-    BUSY,
-    IDLE,
-    MIB,
-    MS,
-    POD,
-    V1,
-    V2,
-    S,
-    busy,
-    history,
-    snapshot,
-)
+from tests.exporters.malachite.machine import BUSY, IDLE, MIB, MS, POD, V1, V2, S, busy, history, snapshot
 
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
 @pytest.mark.parametrize(("path", "what"), [(BUSY, "container"), (POD, "pod"), ("/", "root")])
-def test_golden_documents_of_cgroups(path: str, what: str, layout: Layout, golden: Callable[[str, str], None]) -> None:
+def test_golden_documents_of_cgroups(
+    path: str, what: str, layout: CgroupLayout, golden: Callable[[str, str], None]
+) -> None:
     shown = cgroup(path, history(*TEN_SECONDS, layout=layout), layout)
     golden(f"malachite/{what}-{layout.version.lower()}.json", json.dumps(shown, indent=1) + "\n")
     assert not list(contract.breaches(shown, contract.groups(layout.version)))
@@ -45,11 +35,13 @@ def test_usage_ratios_of_a_cgroup_are_cores() -> None:
 
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
-def test_no_limit_is_what_each_version_says(layout: Layout) -> None:
+def test_no_limit_is_what_each_version_says(layout: CgroupLayout) -> None:
     base = snapshot(1, layout)
     huge = (1 << 64) - 1
-    free = Limits(quota_us=-1, period_us=100_000, memory_max_bytes=huge, memory_high_bytes=huge, swap_max_bytes=huge)
-    seen = History()
+    free = CgroupLimits(
+        quota_us=-1, period_us=100_000, memory_max_bytes=huge, memory_high_bytes=huge, swap_max_bytes=huge
+    )
+    seen = MalachiteHistory()
     sample = msgspec.structs.replace(busy(layout, 1), limits=free)
     seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
     shown = cgroup(BUSY, seen, layout)
@@ -64,9 +56,9 @@ def test_no_limit_is_what_each_version_says(layout: Layout) -> None:
 
 @pytest.mark.parametrize("period", [None, 0, -1])
 def test_the_client_never_divides_by_zero(period: int | None) -> None:
-    seen = History()
+    seen = MalachiteHistory()
     base = snapshot(1)
-    sample = msgspec.structs.replace(busy(V1, 1), limits=Limits(quota_us=-1, period_us=period))
+    sample = msgspec.structs.replace(busy(V1, 1), limits=CgroupLimits(quota_us=-1, period_us=period))
     seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
     assert cgroup(BUSY, seen)["Cpuacct"]["Cpu"]["V1"]["cfs_period_us"] == 100_000
 
@@ -91,7 +83,7 @@ def test_old_io_and_traffic_lie_five_seconds_before_the_new() -> None:
 
 def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
     """Two containers of a pod, 4 reads of 4096 bytes a second each; the second one is new since three seconds."""
-    seen = History()
+    seen = MalachiteHistory()
     for second in TEN_SECONDS:
         base = snapshot(second)
         reads = [(BUSY, 4 * second), (IDLE, 4 * (second - 7))]
@@ -157,7 +149,7 @@ def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
 
 
 def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
-    seen = History()
+    seen = MalachiteHistory()
     base = snapshot(1)
     seen.add(
         msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
@@ -188,12 +180,12 @@ def test_each_part_says_when_it_was_read() -> None:
         assert shown["NetCls"]["Net"]["update_time"] == boot + 10
     seen = changed(files_read_at_ns=(boot - 7) * S)
     assert seen.latest is not None
-    assert memory(seen.latest, seen).update_time == boot - 7
+    assert memory_document(seen.latest, seen).update_time == boot - 7
     assert document("system/compute", seen)["update_time"] == boot + 1
 
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
-def test_a_pods_counters_are_those_of_its_containers(layout: Layout) -> None:
+def test_a_pods_counters_are_those_of_its_containers(layout: CgroupLayout) -> None:
     """Without a third counter there are no misses, rather than none."""
     base = snapshot(1, layout=layout)
     counted = {
@@ -204,7 +196,7 @@ def test_a_pods_counters_are_those_of_its_containers(layout: Layout) -> None:
     cgroups = {
         path: msgspec.structs.replace(sample, counters=counted.get(path)) for path, sample in base.cgroups.items()
     }
-    seen = History()
+    seen = MalachiteHistory()
     seen.add(msgspec.structs.replace(base, cgroups=cgroups))
     shown = cgroup(POD, seen, layout)["Cpuacct"]
     cpu = shown["Cpu"][layout.version]
@@ -213,11 +205,11 @@ def test_a_pods_counters_are_those_of_its_containers(layout: Layout) -> None:
 
 
 NONE = Durations(sum_ns=0, count=0)
-NO_RECLAIM = Reclaim(direct=NONE, limit=NONE, reclaimed_pages=0, kswapd_wakeups=0)
+NO_RECLAIM = ReclaimLatency(direct=NONE, limit=NONE, reclaimed_pages=0, kswapd_wakeups=0)
 
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
-def test_reclaim_of_a_pod_is_that_of_its_containers(layout: Layout) -> None:
+def test_reclaim_of_a_pod_is_that_of_its_containers(layout: CgroupLayout) -> None:
     """The probe says nothing happened of the pod itself, which has no tasks: one container reclaimed 1 + 2 times, one 4."""
     base = snapshot(1, layout)
     four = msgspec.structs.replace(NO_RECLAIM, direct=Durations(sum_ns=500, count=4))
@@ -226,7 +218,7 @@ def test_reclaim_of_a_pod_is_that_of_its_containers(layout: Layout) -> None:
         for path, sample in base.cgroups.items()
     }
     cgroups[IDLE] = msgspec.structs.replace(cgroups[IDLE], reclaim=four)
-    seen = History()
+    seen = MalachiteHistory()
     seen.add(msgspec.structs.replace(base, cgroups=cgroups))
     for path, stalls, count, took in ((BUSY, 1, 3, 4000), (POD, 5, 7, 4500), ("/kubepods/besteffort", 5, 7, 4500)):
         memory = cgroup(path, seen, layout)["Memory"]["Memory"][layout.version]
@@ -244,7 +236,7 @@ def kills(path: str, events: dict[str, dict[str, int]], probed: dict[str, int]) 
         )
         for at, sample in base.cgroups.items()
     }
-    seen = History()
+    seen = MalachiteHistory()
     seen.add(msgspec.structs.replace(base, cgroups=cgroups))
     shown = cgroup(path, seen)["Memory"]["Memory"]["V1"]["bpf_mem_data"].get("mem_oom_cnt")
     return None if shown is None else int(shown)

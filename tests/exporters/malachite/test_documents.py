@@ -9,25 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.facts import CpuCounters, CpuTimes, Disk, Durations, L3Monitor, Limits, NumaNode
-from api.ports import Unavailable
-from api.samples import CgroupSample, NodeSample, Snapshot
-from exporters.malachite.io import io
-from exporters.malachite.memory import unusable
-from exporters.malachite.past import History
-from exporters.malachite.realtime import freq, info, power, resctrl
+from api.interfaces import Unavailable
+from api.measurements import CgroupLimits, CpuCounters, CpuTimes, Disk, Durations, L3Monitor, NumaNode
+from api.snapshot import CgroupSample, NodeSample, Snapshot
+from exporters.malachite.devices import frequency_document, info_document, io_document, power_document, resctrl_document
+from exporters.malachite.history import MalachiteHistory
+from exporters.malachite.memory import unusable_free_percent
 from exporters.malachite.server import DOCUMENTS
 from tests.exporters.malachite import contract
 from tests.exporters.malachite.documents import TEN_SECONDS, changed, document
-from tests.exporters.malachite.machine import (
-    GIB,
-    KIB,
-    MIB,
-    MS,
-    S,
-    history,
-    snapshot,
-)
+from tests.exporters.malachite.machine import GIB, KIB, MIB, MS, S, history, snapshot
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -58,14 +49,14 @@ def test_scheduling_wait_is_the_mean_of_one_wait_in_milliseconds() -> None:
 
 def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
     """On CPUs 0 and 1 100 waits of 2 ms a second; on 2 and 3 50 of 8 ms; and on all of them 200 of 1 ms."""
-    seen = History()
+    seen = MalachiteHistory()
     for second in TEN_SECONDS:
         base = snapshot(second)
         cgroups = {
             path: CgroupSample(
                 path=path,
                 id=number,
-                limits=Limits(cpus=cpus),
+                limits=CgroupLimits(cpus=cpus),
                 wait=Durations(sum_ns=count * ms * MS * second, count=count * second),
             )
             for number, (path, cpus, count, ms) in enumerate(
@@ -82,7 +73,7 @@ def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
 
 def test_without_schedstats_the_probes_waits_by_cpu_come_before_the_estimate() -> None:
     """CPU 0 makes 100 tasks a second wait 2 ms each, CPU 1 one of 300 ms, nobody waits for CPU 2; CPU 3 came a second ago."""
-    seen = History()
+    seen = MalachiteHistory()
     for second in TEN_SECONDS:
         base = snapshot(second)
         waits = {
@@ -100,7 +91,7 @@ def test_without_schedstats_the_probes_waits_by_cpu_come_before_the_estimate() -
 
 def test_cycles_per_instruction_are_those_of_the_last_five_seconds() -> None:
     """CPU 0 goes from 1 to 3 cycles an instruction after five seconds; CPU 1 retired nothing, CPU 2 has no third counter."""
-    seen = History()
+    seen = MalachiteHistory()
     for second in TEN_SECONDS:
         base = snapshot(second)
         late = max(0, second - 5)
@@ -122,7 +113,7 @@ def test_cycles_per_instruction_are_those_of_the_last_five_seconds() -> None:
 
 def test_nobody_waited_is_zero_and_nobody_knows_is_absent() -> None:
     def shown(**node: Any) -> dict[str, Any]:
-        seen = History()
+        seen = MalachiteHistory()
         for second in (1, 6):
             base = snapshot(second)
             seen.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, **node)))
@@ -139,7 +130,7 @@ def test_without_a_past_the_cpus_are_there_and_their_shares_are_not() -> None:
 
 
 def test_a_mode_that_goes_backwards_has_not_grown() -> None:
-    seen = History()
+    seen = MalachiteHistory()
     before = CpuTimes(user_ns=0, nice_ns=0, system_ns=0, idle_ns=100, iowait_ns=50, irq_ns=0, softirq_ns=0, steal_ns=0)
     after = msgspec.structs.replace(before, user_ns=60, idle_ns=140, iowait_ns=40)
     for second, times in ((1, before), (6, after)):
@@ -181,7 +172,7 @@ def test_a_kernel_without_numa_has_one_node_with_all_memory() -> None:
     base = snapshot(1)
     cpus = tuple(msgspec.structs.replace(cpu, numa=0) for cpu in base.topology.cpus)
     topology = msgspec.structs.replace(base.topology, cpus=cpus)
-    seen = History()
+    seen = MalachiteHistory()
     seen.add(msgspec.structs.replace(base, topology=topology, node=msgspec.structs.replace(base.node, numa={})))
     shown = document("system/memory", seen)["numa"]
     assert [(numa["id"], numa["cpu_list"]["meta"]) for numa in shown] == [(0, "0-3")]
@@ -192,8 +183,8 @@ def test_a_kernel_without_numa_has_one_node_with_all_memory() -> None:
 def test_fragmentation_is_the_share_of_free_memory_that_is_in_smaller_blocks() -> None:
     """1024 pages in single ones and 3 blocks of 1024: for order 9 a quarter is useless. Node 1: half; and all for 10."""
     free = {0: 1024, 9: 0, 10: 3}
-    assert [unusable(free, order) for order in (0, 1, 9, 10, 11)] == [0, 25, 25, 25, 100]
-    assert unusable({0: 0}, 0) is None, "nothing is free, so nothing is in pieces"
+    assert [unusable_free_percent(free, order) for order in (0, 1, 9, 10, 11)] == [0, 25, 25, 25, 100]
+    assert unusable_free_percent({0: 0}, 0) is None, "nothing is free, so nothing is in pieces"
     shown = document("system/memory", history(1))["extfrag"]
     assert shown[0]["mem_frag_score"] == 25
     assert shown[1]["mem_order_scores"] == [
@@ -235,7 +226,7 @@ def test_a_partition_is_told_by_its_disk(names: list[str], shown: list[str]) -> 
 def test_a_disk_without_numbers_is_left_out(number: str) -> None:
     seen = changed(disks={"sda": msgspec.structs.replace(snapshot(1).node.disks["vda"], number=number)})
     assert seen.latest is not None
-    assert io(seen.latest, seen).disk_io == ()
+    assert io_document(seen.latest, seen).disk_io == ()
 
 
 def test_retransmissions_are_a_percentage_of_the_last_five_seconds() -> None:
@@ -253,7 +244,7 @@ def test_power_is_that_of_the_last_second() -> None:
 
 
 def test_the_platforms_own_counter_is_the_total() -> None:
-    seen = History()
+    seen = MalachiteHistory()
     for second in (1, 2):
         base = snapshot(second)
         energy = base.node.power_uj | {"psys": 200_000_000 * second}
@@ -273,14 +264,14 @@ def test_a_counter_of_energy_that_wrapped_gives_no_power() -> None:
 @pytest.mark.parametrize(
     ("make", "fields"),
     [
-        (power, {"power_uj": {}}),
-        (freq, {"cpu_khz": {}}),
-        (resctrl, {"l3": ()}),
-        (info, {"machine": NodeSample().machine}),
+        (power_document, {"power_uj": {}}),
+        (frequency_document, {"cpu_khz": {}}),
+        (resctrl_document, {"l3": ()}),
+        (info_document, {"machine": NodeSample().machine}),
     ],
 )
 def test_what_the_machine_cannot_tell_is_an_error_and_no_zero(
-    make: Callable[[Snapshot, History], object], fields: dict[str, Any]
+    make: Callable[[Snapshot, MalachiteHistory], object], fields: dict[str, Any]
 ) -> None:
     seen = changed(**fields)
     assert seen.latest is not None

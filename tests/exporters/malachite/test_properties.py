@@ -14,15 +14,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from api.cpus import Topology
-from api.ports import Unavailable
-from api.samples import CgroupSample, NodeSample, Snapshot
+from api.cpu import Topology
+from api.interfaces import Unavailable
+from api.snapshot import CgroupSample, NodeSample, Snapshot
 from exporters.malachite import cgroup_v1, cgroup_v2
-from exporters.malachite.cgroups import view
-from exporters.malachite.past import History
+from exporters.malachite.cgroup_documents import SubtreeSums, cgroup_inputs
+from exporters.malachite.history import MalachiteHistory
 from exporters.malachite.server import DOCUMENTS
-from exporters.malachite.subtree import Subtree
-from exporters.malachite.wire import envelope
+from exporters.malachite.wire import success_body
 from tests.exporters.malachite import contract
 from tests.exporters.malachite.machine import V1, V2
 
@@ -93,21 +92,21 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 )  # fmt: skip
 @given(st.lists(snapshots(), min_size=1, max_size=3))
 def test_every_document_of_any_snapshot_can_be_decoded(seen: list[Snapshot]) -> None:
-    history = History()
+    history = MalachiteHistory()
     for snapshot in seen:
         history.add(snapshot)
     now = seen[-1]
     for name, make in DOCUMENTS.items():
         try:
-            shown = json.loads(envelope(make(now, history)), parse_constant=pytest.fail)
+            shown = json.loads(success_body(make(now, history)), parse_constant=pytest.fail)
         except Unavailable:
             continue
         assert not list(contract.breaches(shown["data"], contract.DOCUMENTS[name]))
-    below = Subtree(now, history)
+    below = SubtreeSums(now, history)
     for sample in now.cgroups.values():
-        for layout, make_groups in ((V1, cgroup_v1.groups), (V2, cgroup_v2.groups)):
-            groups = make_groups(view(sample, now, history, below, layout))
-            shown = json.loads(envelope(groups), parse_constant=pytest.fail)
+        for layout, make_groups in ((V1, cgroup_v1.v1_groups), (V2, cgroup_v2.v2_groups)):
+            groups = make_groups(cgroup_inputs(sample, now, history, below, layout))
+            shown = json.loads(success_body(groups), parse_constant=pytest.fail)
             assert not list(contract.breaches(shown["data"], contract.groups(layout.version)))
 
 

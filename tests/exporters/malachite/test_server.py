@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from api.ports import Unavailable
-from exporters.malachite.server import DOCUMENTS, Malachite, Refused, asked_path
+from api.interfaces import Unavailable
+from exporters.malachite.server import DOCUMENTS, MalachiteRefused, MalachiteServer, requested_path
 from tests.exporters.malachite import contract
 from tests.exporters.malachite.machine import BUSY, V1, V2, finished, snapshot
 
@@ -24,7 +24,7 @@ from tests.exporters.malachite.machine import BUSY, V1, V2, finished, snapshot
 class Client:
     """One session against one server."""
 
-    def __init__(self, server: Malachite, port: int) -> None:
+    def __init__(self, server: MalachiteServer, port: int) -> None:
         self.server, self.port = server, port
         self.session = aiohttp.ClientSession()
 
@@ -47,7 +47,7 @@ class Client:
 
 @pytest.fixture
 async def client() -> AsyncIterator[Client]:
-    server = Malachite(V1)
+    server = MalachiteServer(V1)
     client = Client(server, await server.start("127.0.0.1", 0))
     for second in (1, 2):
         server.publish(finished(snapshot(second)))
@@ -65,7 +65,7 @@ async def test_every_document_is_served_as_the_client_decodes_it(client: Client,
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
 async def test_every_cgroup_is_served(layout: Any) -> None:
-    server = Malachite(layout)
+    server = MalachiteServer(layout)
     client = Client(server, await server.start("127.0.0.1", 0))
     shown = snapshot(3, layout)
     server.publish(finished(shown))
@@ -162,7 +162,7 @@ async def test_a_cgroup_whose_files_were_not_read_yet_is_no_cgroup_without_memor
 
 
 async def test_before_the_first_round_nothing_is_known() -> None:
-    server = Malachite(V1)
+    server = MalachiteServer(V1)
     client = Client(server, await server.start("127.0.0.1", 0))
     for path in (*DOCUMENTS, "cgroup/groups?cgroup_user_path=%2F"):
         assert "no round has finished yet" in await client.refused(path, 503)
@@ -221,14 +221,14 @@ async def test_names_that_the_client_uses_are_served(client: Client, host: str) 
 
 async def test_a_port_that_is_taken_is_told_with_the_option(client: Client) -> None:
     with pytest.raises(Unavailable, match="cannot listen") as caught:
-        await Malachite(V1).start("127.0.0.1", client.port)
+        await MalachiteServer(V1).start("127.0.0.1", client.port)
     assert "--malachite" in caught.value.remedy
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 async def test_it_is_served_to_nobody_beyond_this_machine(host: str) -> None:
     """`--web-config` cannot help: its client knows neither TLS nor passwords."""
-    server = Malachite(V1)
+    server = MalachiteServer(V1)
     with pytest.raises(Unavailable, match=f"--malachite {host}:0 would show every cgroup") as caught:
         await server.start(host, 0)
     assert "127.0.0.1:9002" in caught.value.remedy
@@ -236,7 +236,7 @@ async def test_it_is_served_to_nobody_beyond_this_machine(host: str) -> None:
 
 
 async def test_localhost_is_this_machine() -> None:
-    server = Malachite(V1)
+    server = MalachiteServer(V1)
     assert await server.start("localhost", 0) > 0
     await server.stop()
 
@@ -266,7 +266,7 @@ class Wire(asyncio.Transport):
 )
 async def test_headers_and_body_leave_in_one_write(path: str) -> None:
     """In two, Nagle's algorithm and the client's delayed acknowledgement make each call wait 40 ms."""
-    server = Malachite(V1)
+    server = MalachiteServer(V1)
     server.publish(finished(snapshot(1)))
     runner = web.AppRunner(server.app())
     await runner.setup()
@@ -284,11 +284,11 @@ async def test_headers_and_body_leave_in_one_write(path: str) -> None:
 
 
 def test_asked_paths_come_out_as_the_snapshot_has_them() -> None:
-    assert asked_path("cgroup_user_path=%2Fkubepods%2Fburstable") == "/kubepods/burstable"
-    assert asked_path("cgroup_user_path=%2F") == "/"
-    assert asked_path("other=1&cgroup_user_path=/a+b") == "/a b"
-    with pytest.raises(Refused):
-        asked_path("cgroup_user_path=..")
+    assert requested_path("cgroup_user_path=%2Fkubepods%2Fburstable") == "/kubepods/burstable"
+    assert requested_path("cgroup_user_path=%2F") == "/"
+    assert requested_path("other=1&cgroup_user_path=/a+b") == "/a b"
+    with pytest.raises(MalachiteRefused):
+        requested_path("cgroup_user_path=..")
 
 
 def test_every_field_is_documented() -> None:

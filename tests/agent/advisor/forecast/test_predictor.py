@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.advisor.forecast import accuracy
-from agent.advisor.forecast.lending import promise
-from agent.advisor.forecast.predictor import HORIZON_NS, Predictor, observe, predict
-from agent.config.forecast import ForecastConfig
-from api.forecasts import Forecast, Outlook, Resource
-from api.knobs import Verdict
+from agent.advisor.forecast import peak_model
+from agent.advisor.forecast.predictor import HORIZON_NS, PeakPredictor, observe_use, predict_peak
+from agent.advisor.headroom.forecast_headroom import compute_forecast_headroom
+from agent.config.advisor import ForecastConfig
+from api.forecast import Forecast, ForecastResource, PeakForecast
+from api.knobs import Reason
 
 S = 1_000_000_000
 MINUTE, HOUR, DAY = 60 * S, 3600 * S, 86_400 * S
 
 
-def fed(state: Predictor, begin_ns: int, end_ns: int, cores: float, step_ns: int = 5 * MINUTE) -> Predictor:
+def fed(state: PeakPredictor, begin_ns: int, end_ns: int, cores: float, step_ns: int = 5 * MINUTE) -> PeakPredictor:
     for now_ns in range(begin_ns, end_ns, step_ns):
-        state = observe(state, now_ns, cores)
+        state = observe_use(state, now_ns, cores)
     return state
 
 
-STEADY = fed(Predictor(), 0, 2 * DAY, 10.0)
+STEADY = fed(PeakPredictor(), 0, 2 * DAY, 10.0)
 """Two days of ten cores, a sample every five minutes."""
 
 
@@ -42,53 +42,53 @@ STEADY = fed(Predictor(), 0, 2 * DAY, 10.0)
     ],
 )
 def test_cold_start(after_ns: int, rule: str, known: bool, trusted: bool) -> None:
-    forecast = predict(fed(Predictor(), 0, after_ns, 10.0), max(after_ns - 5 * MINUTE, 0))
-    assert (forecast.verdict.rule, forecast.peak is not None, forecast.trusted) == (rule, known, trusted)
+    forecast = predict_peak(fed(PeakPredictor(), 0, after_ns, 10.0), max(after_ns - 5 * MINUTE, 0))
+    assert (forecast.reason.rule, forecast.peak is not None, forecast.trusted) == (rule, known, trusted)
 
 
 @pytest.mark.parametrize(("closed", "errors"), [(14, 0), (15, 1), (16, 2)])
 def test_the_first_error_is_known_an_hour_after_the_first_quarter(closed: int, errors: int) -> None:
-    state = fed(Predictor(), 0, (closed + 1) * 5 * MINUTE, 10.0)
+    state = fed(PeakPredictor(), 0, (closed + 1) * 5 * MINUTE, 10.0)
     assert len(state.margin.residuals) == errors
 
 
 def test_steady_use_is_foretold_to_the_point() -> None:
-    forecast = predict(STEADY, 2 * DAY)
+    forecast = predict_peak(STEADY, 2 * DAY)
     assert forecast.peak == pytest.approx(10.0, rel=0.001)
     assert forecast.season
     assert not forecast.alarm
-    assert "10" in forecast.verdict.text
+    assert "10" in forecast.reason.text
 
 
 def test_a_level_shift_is_followed_by_the_next_sample_and_widened_beyond_it() -> None:
-    state = observe(STEADY, 2 * DAY, 30.0)
-    forecast = predict(state, 2 * DAY)
+    state = observe_use(STEADY, 2 * DAY, 30.0)
+    forecast = predict_peak(state, 2 * DAY)
     assert forecast.peak is not None
     assert forecast.peak >= 30.0
     assert forecast.alarm
-    assert forecast.verdict.rule == "drift_alarm"
+    assert forecast.reason.rule == "drift_alarm"
     assert forecast.margin == pytest.approx(20.0, abs=0.5)  # so far above every forecast that there was
     state = fed(state, 2 * DAY + 5 * MINUTE, 2 * DAY + 50 * MINUTE, 12.0)
-    later = predict(state, 2 * DAY + 50 * MINUTE)
+    later = predict_peak(state, 2 * DAY + 50 * MINUTE)
     assert later.alarm  # for an hour
     assert later.margin >= 19.5
     state = fed(state, 2 * DAY + 50 * MINUTE, 2 * DAY + 70 * MINUTE, 12.0)
-    assert not predict(state, 2 * DAY + 70 * MINUTE).alarm
+    assert not predict_peak(state, 2 * DAY + 70 * MINUTE).alarm
 
 
 def test_a_spike_within_a_bucket_of_many_samples_counts_at_once() -> None:
-    state = fed(Predictor(), 0, 3 * HOUR, 10.0, 10 * S)
-    assert predict(observe(state, 3 * HOUR + S, 25.0), 3 * HOUR + S).peak >= 25.0  # type: ignore[operator]
+    state = fed(PeakPredictor(), 0, 3 * HOUR, 10.0, 10 * S)
+    assert predict_peak(observe_use(state, 3 * HOUR + S, 25.0), 3 * HOUR + S).peak >= 25.0  # type: ignore[operator]
 
 
 def test_one_low_sample_at_the_begin_of_a_bucket_is_not_taken_for_its_peak() -> None:
-    state = fed(Predictor(), 0, 30 * HOUR, 10.0, MINUTE)
+    state = fed(PeakPredictor(), 0, 30 * HOUR, 10.0, MINUTE)
     rng = Random(2)
     for now_ns in range(30 * HOUR, 40 * HOUR, MINUTE):
-        state = observe(state, now_ns, wave(now_ns, rng))
+        state = observe_use(state, now_ns, wave(now_ns, rng))
     state = fed(state, 40 * HOUR, 40 * HOUR + 5 * MINUTE, 30.0, MINUTE)
     now_ns = 40 * HOUR + 5 * MINUTE
-    before, after = (predict(s, now_ns).expected for s in (state, observe(state, now_ns, 1.0)))
+    before, after = (predict_peak(s, now_ns).expected for s in (state, observe_use(state, now_ns, 1.0)))
     assert after == pytest.approx(before, rel=0.05)
 
 
@@ -102,7 +102,7 @@ def test_a_forecast_that_came_true_or_not_is_counted_an_hour_later() -> None:
     assert after.missed == 12  # each forecast of the hour before had the spike in its hour
     assert state.margin.quantile == pytest.approx((before_quantile or 0) + 12 * 0.0005 * 0.945)
     assert after.shortfall_max == pytest.approx(20.0, abs=0.1)
-    assert accuracy.miss_ratio(after) == pytest.approx(12 / 288)
+    assert peak_model.recent_miss_ratio(after) == pytest.approx(12 / 288)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +115,20 @@ def test_a_forecast_that_came_true_or_not_is_counted_an_hour_later() -> None:
     ],
 )
 def test_old_samples_are_not_trusted_nor_those_from_the_future(now_ns: int, rule: str) -> None:
-    forecast = predict(STEADY, now_ns)
-    assert forecast.verdict.rule == rule
+    forecast = predict_peak(STEADY, now_ns)
+    assert forecast.reason.rule == rule
     assert forecast.trusted is (rule == "calibrated")
 
 
 def test_a_stale_forecast_is_the_highest_peak_remembered() -> None:
-    state = fed(observe(fed(Predictor(), 0, DAY, 10.0), DAY, 40.0), DAY + 5 * MINUTE, 2 * DAY, 10.0)
-    assert predict(state, 2 * DAY + HOUR).peak >= 40.0  # type: ignore[operator]
+    state = fed(observe_use(fed(PeakPredictor(), 0, DAY, 10.0), DAY, 40.0), DAY + 5 * MINUTE, 2 * DAY, 10.0)
+    assert predict_peak(state, 2 * DAY + HOUR).peak >= 40.0  # type: ignore[operator]
 
 
 def test_a_gap_is_not_zero_and_teaches_nothing() -> None:
     resumed = fed(STEADY, 2 * DAY + 6 * HOUR, 2 * DAY + 8 * HOUR, 10.0)
     assert resumed.peaks.count(None) == 72
-    assert predict(resumed, 2 * DAY + 8 * HOUR).peak == pytest.approx(10.0, rel=0.001)
+    assert predict_peak(resumed, 2 * DAY + 8 * HOUR).peak == pytest.approx(10.0, rel=0.001)
     assert resumed.accuracy.missed == 0
     assert min(resumed.margin.residuals) > -1.0
 
@@ -138,20 +138,20 @@ def test_a_gap_is_not_zero_and_teaches_nothing() -> None:
 )
 def test_clock_jumps(jump_ns: int, peaks: int) -> None:
     """Back by less than an hour: the open bucket. Further back, or further ahead than what is kept: a fresh start."""
-    jumped = observe(STEADY, 2 * DAY + jump_ns, 11.0)
+    jumped = observe_use(STEADY, 2 * DAY + jump_ns, 11.0)
     assert len(jumped.peaks) == peaks
     assert jumped.open_peak == 11.0
 
 
 @pytest.mark.parametrize("used", [None, math.nan, math.inf, -1.0])
 def test_what_is_no_measurement_changes_nothing(used: float | None) -> None:
-    assert observe(STEADY, 2 * DAY, used) is STEADY
+    assert observe_use(STEADY, 2 * DAY, used) is STEADY
 
 
 def test_no_forecast_beyond_the_horizon_that_it_is_calibrated_for() -> None:
-    assert predict(STEADY, 2 * DAY, HORIZON_NS).peak is not None
-    forecast = predict(STEADY, 2 * DAY, HORIZON_NS + 1)
-    assert (forecast.peak, forecast.verdict.rule) == (None, "horizon_too_long")
+    assert predict_peak(STEADY, 2 * DAY, HORIZON_NS).peak is not None
+    forecast = predict_peak(STEADY, 2 * DAY, HORIZON_NS + 1)
+    assert (forecast.peak, forecast.reason.rule) == (None, "horizon_too_long")
 
 
 def wave(now_ns: int, rng: Random) -> float:
@@ -162,9 +162,9 @@ def test_on_a_noisy_day_the_share_of_misses_is_the_one_asked_for() -> None:
     """Five days of a sine with noise; a looser wish lends more and misses more."""
     found = {}
     for wish in (0.02, 0.1, 0.2):
-        config, rng, state = ForecastConfig(miss_ratio=wish), Random(3), Predictor()
+        config, rng, state = ForecastConfig(miss_ratio=wish), Random(3), PeakPredictor()
         for now_ns in range(0, 5 * DAY, 5 * MINUTE):
-            state = observe(state, now_ns, wave(now_ns, rng), config)
+            state = observe_use(state, now_ns, wave(now_ns, rng), config)
         found[wish] = state.accuracy.missed / state.accuracy.evaluated
     assert found[0.02] == pytest.approx(0.02, abs=0.02)
     assert found[0.1] == pytest.approx(0.1, abs=0.03)
@@ -172,13 +172,13 @@ def test_on_a_noisy_day_the_share_of_misses_is_the_one_asked_for() -> None:
 
 
 def test_state_is_bounded_and_survives_json() -> None:
-    rng, state = Random(5), Predictor()
+    rng, state = Random(5), PeakPredictor()
     for now_ns in range(0, 7 * DAY, 5 * MINUTE):
-        state = observe(state, now_ns, wave(now_ns, rng))
+        state = observe_use(state, now_ns, wave(now_ns, rng))
     text = msgspec.json.encode(state)
     assert len(text) < 100 * 1024
     assert len(state.peaks) == 865
-    assert msgspec.json.decode(text, type=Predictor) == state
+    assert msgspec.json.decode(text, type=PeakPredictor) == state
 
 
 @settings(max_examples=60, deadline=None)
@@ -191,22 +191,22 @@ def test_state_is_bounded_and_survives_json() -> None:
 def test_whatever_is_fed_a_forecast_is_at_least_the_present_and_can_be_written(
     steps: list[tuple[int, float | None]],
 ) -> None:
-    state, now_ns = Predictor(), 40 * DAY
+    state, now_ns = PeakPredictor(), 40 * DAY
     for step_ns, used in steps:
         now_ns += step_ns
         for part in range(4):
-            state = observe(state, now_ns + part * 5 * MINUTE, used)
-        forecast = predict(state, now_ns + 15 * MINUTE)
+            state = observe_use(state, now_ns + part * 5 * MINUTE, used)
+        forecast = predict_peak(state, now_ns + 15 * MINUTE)
         msgspec.json.encode(forecast)
         if forecast.peak is not None and state.open_peak is not None:
             assert forecast.peak >= state.open_peak
 
 
 def foretold(
-    peak: float | None, *, trusted: bool, used: float | None = None, resource: Resource = Resource.CPU
-) -> Outlook:
-    forecast = Forecast(peak=peak, trusted=trusted, verdict=Verdict(rule="calibrated", text="So it is."))
-    return Outlook(resource=resource, used=used, forecast=forecast, promised_miss_ratio=0.05)
+    peak: float | None, *, trusted: bool, used: float | None = None, resource: ForecastResource = ForecastResource.CPU
+) -> Forecast:
+    forecast = PeakForecast(peak=peak, trusted=trusted, reason=Reason(rule="calibrated", text="So it is."))
+    return Forecast(resource=resource, used=used, forecast=forecast, target_miss_ratio=0.05)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def foretold(
 def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
     peak: float | None, trusted: bool, canonical: float | None, used: float | None, amount: float | None, rule: str
 ) -> None:
-    found = promise(64.0, 4.0, foretold(peak, trusted=trusted, used=used), canonical)
-    assert (found.amount, found.verdict.rule) == (amount, rule)
+    found = compute_forecast_headroom(64.0, 4.0, foretold(peak, trusted=trusted, used=used), canonical)
+    assert (found.amount, found.reason.rule) == (amount, rule)
 
 
 @given(
@@ -241,22 +241,26 @@ def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
 def test_a_promise_is_within_the_node_and_without_trust_within_katalysts(
     capacity: float, reserve: float, peak: float | None, canonical: float | None, trusted: bool
 ) -> None:
-    found = promise(capacity, reserve, foretold(peak, trusted=trusted and peak is not None), canonical)
+    found = compute_forecast_headroom(
+        capacity, reserve, foretold(peak, trusted=trusted and peak is not None), canonical
+    )
     if found.amount is not None:
         assert 0 <= found.amount <= max(capacity - reserve, 0)
-        if found.verdict.rule != "forecast":
+        if found.reason.rule != "forecast":
             assert canonical is not None
             assert found.amount <= max(canonical, 0)
 
 
 def test_sentences_give_amounts_with_their_unit() -> None:
     gib = 1 << 30
-    cpu = promise(64.0, 4.0, foretold(40.0, trusted=True), None)
-    memory = promise(24.0 * gib, 1.0 * gib, foretold(None, trusted=False, resource=Resource.MEMORY), 22_101_400_000.0)
-    assert cpu.verdict.text == "So it is. 64 cores less 4 cores kept and a peak of 40 cores leave 20 cores."
-    assert memory.verdict.text == "So it is. Katalyst's formula promises 20.58 GiB."
-    steady = fed(Predictor(), 0, DAY, 0.444917 * gib)
-    assert predict(steady, DAY, resource=Resource.MEMORY).verdict.text.startswith("456 MiB are expected")
+    cpu = compute_forecast_headroom(64.0, 4.0, foretold(40.0, trusted=True), None)
+    memory = compute_forecast_headroom(
+        24.0 * gib, 1.0 * gib, foretold(None, trusted=False, resource=ForecastResource.MEMORY), 22_101_400_000.0
+    )
+    assert cpu.reason.text == "So it is. 64 cores less 4 cores kept and a peak of 40 cores leave 20 cores."
+    assert memory.reason.text == "So it is. Katalyst's formula promises 20.58 GiB."
+    steady = fed(PeakPredictor(), 0, DAY, 0.444917 * gib)
+    assert predict_peak(steady, DAY, resource=ForecastResource.MEMORY).reason.text.startswith("456 MiB are expected")
 
 
 @pytest.mark.parametrize(
@@ -264,6 +268,6 @@ def test_sentences_give_amounts_with_their_unit() -> None:
 )
 def test_how_much_is_known_is_not_said_to_be_more_than_it_is(began_s: int, seconds: int, said: str) -> None:
     """38 s across the border of a five-minute step have closed one."""
-    state = fed(Predictor(), began_s * S, (began_s + seconds) * S, 1.0, 5 * S)
-    text = predict(state, (began_s + seconds) * S).verdict.text
+    state = fed(PeakPredictor(), began_s * S, (began_s + seconds) * S, 1.0, 5 * S)
+    text = predict_peak(state, (began_s + seconds) * S).reason.text
     assert text == f"{said} of use are known, too little to foretell."

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from agent.advisor.memory.situation import ReclaimRoot, Situation
-from api.facts import UNLIMITED, Limits, Machine, NumaNode, Pressure, Zone
-from api.pods import Container, Pod
+from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
+from api.measurements import UNLIMITED, CgroupLimits, Machine, MemoryZone, NumaNode, Pressure
+from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
-from api.samples import CgroupSample, NodeSample, Snapshot
+from api.snapshot import CgroupSample, NodeSample, Snapshot
 from tests.agent.advisor.builders import topology
 
 GIB = 1 << 30
@@ -75,7 +75,7 @@ def group(path: str, *, number: int = 7, read_at_ns: int | None = None, **fields
 
 
 def root(*, limit: int = UNLIMITED, **fields: Any) -> CgroupSample:
-    return group(ROOT, number=2, limits=Limits(memory_max_bytes=limit), **fields)
+    return group(ROOT, number=2, limits=CgroupLimits(memory_max_bytes=limit), **fields)
 
 
 def situation(
@@ -93,7 +93,7 @@ def situation(
     meminfo: Mapping[str, float] | None = None,
     machine: str = "",
     **fields: Any,
-) -> Situation:
+) -> MemoryInputs:
     """A node whose NUMA nodes have `total`, `free` and `inactive` file cache each."""
     frees = list(free) if isinstance(free, Sequence) else [free] * numa
     whole = {"MemTotal": total * numa, "MemFree": sum(frees), **(meminfo or {})}
@@ -114,7 +114,7 @@ def situation(
             for each in range(numa)
         },
         zones=tuple(
-            Zone(node=each, name="Normal", free=0, min=0, low=round(low * GIB) // PAGE, high=0, managed=1)
+            MemoryZone(node=each, name="Normal", free=0, min=0, low=round(low * GIB) // PAGE, high=0, managed=1)
             for each in range(numa)
         ),
         files_read_at_ns=round(at_s * S),
@@ -130,10 +130,10 @@ def situation(
         pods=tuple(pods),
     )
     fields.setdefault("root", ReclaimRoot(path=ROOT if any(each.path == ROOT for each in groups) else ""))
-    return Situation(snapshot=snapshot, now_ns=round(at_s * S), **fields)
+    return MemoryInputs(snapshot=snapshot, now_ns=round(at_s * S), **fields)
 
 
-def without(of: Situation, *names: str) -> Situation:
+def without(of: MemoryInputs, *names: str) -> MemoryInputs:
     """The same where lines of the node's and its NUMA nodes' meminfo, or the node's settings, are not known."""
     node = of.snapshot.node
     known = {name: size for name, size in node.meminfo.items() if name not in names}

@@ -7,20 +7,18 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from agent.advisor.memory.cache_reaper import Reaped, reap
-from agent.advisor.memory.pressure import node_condition, numa_conditions
-from agent.advisor.memory.situation import Situation
-from agent.advisor.memory.state import MemoryState, Offloaded
-from agent.config.memory import MemoryConfig, ReaperConfig
-from api.advice import UNBOUND
-from api.memory_advice import MemoryPressure
+from agent.advisor.memory.cache_reaper import ReapResult, reap_cache
+from agent.advisor.memory.memory_guard import node_condition, numa_conditions
+from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs, OffloadState
+from agent.config.memory import CacheReaperConfig, MemoryConfig
+from api.advice import NOT_NUMA_BOUND, MemoryPressure
 from api.qos import QoSLevel
 from tests.agent.advisor.memory.builders import GIB, ROOT, S, group, pod, situation
 
-CONFIG = MemoryConfig(reaper=ReaperConfig(enable=True))
+CONFIG = MemoryConfig(reaper=CacheReaperConfig(enable=True))
 
 
-def node(caches: Sequence[float], *, free: float = 3, at_s: float = 1000, read_s: float = 1000) -> Situation:
+def node(caches: Sequence[float], *, free: float = 3, at_s: float = 1000, read_s: float = 1000) -> MemoryInputs:
     """A node of 250 GiB that needs 8 - free GiB, and reclaimed containers with so much cache."""
     pods = [pod(f"b{index}", QoSLevel.RECLAIMED) for index in range(len(caches))]
     groups = [
@@ -31,18 +29,22 @@ def node(caches: Sequence[float], *, free: float = 3, at_s: float = 1000, read_s
 
 
 def run(
-    of: Situation,
-    before: Reaped | None = None,
+    of: MemoryInputs,
+    before: ReapResult | None = None,
     config: MemoryConfig = CONFIG,
-    where: int = UNBOUND,
-    given: Mapping[str, Offloaded] | None = None,
-) -> Reaped:
-    conditions = {UNBOUND: node_condition(of, config)} if where == UNBOUND else numa_conditions(of, config)
-    return reap(of, config, conditions, MemoryState(asked=before.asked if before else {}, offloaded=given or {}))
+    where: int = NOT_NUMA_BOUND,
+    given: Mapping[str, OffloadState] | None = None,
+) -> ReapResult:
+    conditions = (
+        {NOT_NUMA_BOUND: node_condition(of, config)} if where == NOT_NUMA_BOUND else numa_conditions(of, config)
+    )
+    return reap_cache(
+        of, config, conditions, MemoryAdvisorState(asked=before.asked if before else {}, offloaded=given or {})
+    )
 
 
-def asked(found: Reaped) -> dict[str, float]:
-    return {wish.cgroup.removeprefix(f"{ROOT}/"): int(wish.value) / GIB for wish in found.wishes}
+def asked(found: ReapResult) -> dict[str, float]:
+    return {wish.cgroup.removeprefix(f"{ROOT}/"): int(wish.value) / GIB for wish in found.knob_requests}
 
 
 @pytest.mark.parametrize(
@@ -107,14 +109,14 @@ def test_what_the_node_needs_counts_for_its_numa_nodes() -> None:
         for name, size in (("a", 12), ("b", 6))
     ]
     of = situation(pods, groups, numa=2, free=(1, 5))
-    conditions = {UNBOUND: node_condition(of, CONFIG), **numa_conditions(of, CONFIG)}
-    assert [conditions[where].target_bytes // GIB for where in (UNBOUND, 0)] == [10, 7]
-    assert asked(reap(of, CONFIG, conditions, MemoryState())) == {"a": 10}
+    conditions = {NOT_NUMA_BOUND: node_condition(of, CONFIG), **numa_conditions(of, CONFIG)}
+    assert [conditions[where].target_bytes // GIB for where in (NOT_NUMA_BOUND, 0)] == [10, 7]
+    assert asked(reap_cache(of, CONFIG, conditions, MemoryAdvisorState())) == {"a": 10}
 
 
 @pytest.mark.parametrize(("read_s", "expected"), [(1000, 3), (995, 5)])
 def test_what_offloading_asked_for_counts_as_given_until_it_can_be_seen(read_s: float, expected: float) -> None:
-    past = Offloaded(cgroup_id=7, at_ns=999 * S, read_at_ns=round(read_s * S), target_bytes=2 * GIB)
+    past = OffloadState(cgroup_id=7, at_ns=999 * S, read_at_ns=round(read_s * S), target_bytes=2 * GIB)
     found = run(node((5, 3, 2), free=3), given={f"{ROOT}/b0": past})
     assert asked(found) == {"b0": expected}
     assert found.busy == {f"{ROOT}/b0"}
@@ -164,8 +166,8 @@ def test_what_is_not_measured_is_left_alone_and_counted() -> None:
     pods = [pod("b", QoSLevel.RECLAIMED), pod("c", QoSLevel.RECLAIMED)]
     groups = [group(f"{ROOT}/b"), group(f"{ROOT}/c", anon=1, file=9, read_at_ns=900 * S)]
     found = run(situation(pods, groups, free=1))
-    assert found.wishes == ()
-    assert found.verdict.inputs["unmeasured_containers"] == 2
+    assert found.knob_requests == ()
+    assert found.reason.inputs["unmeasured_containers"] == 2
 
 
 def test_unknown_pressure_drops_nothing() -> None:
@@ -174,9 +176,9 @@ def test_unknown_pressure_drops_nothing() -> None:
     unknown = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=bare))
     assert node_condition(unknown, CONFIG).state is MemoryPressure.UNKNOWN
     found = run(unknown)
-    assert (found.wishes, found.verdict.rule) == ((), "memory_reap_unknown")
-    assert "vm.watermark_scale_factor" in found.verdict.text
+    assert (found.knob_requests, found.reason.rule) == ((), "memory_reap_unknown")
+    assert "vm.watermark_scale_factor" in found.reason.text
 
 
 def test_switched_off_nothing_is_dropped() -> None:
-    assert run(node((10,), free=0), config=MemoryConfig()).wishes == ()
+    assert run(node((10,), free=0), config=MemoryConfig()).knob_requests == ()

@@ -1,0 +1,175 @@
+"""Samples the CPU and memory use of all but reclaimed pods, and updates the node's forecasts and scores.
+A CPU sample is the mean use of five seconds. A removed reclaimed cgroup invalidates its interval.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from agent.advisor.forecast import peak_model, predictor
+from agent.advisor.forecast.peak_model import NS_PER_S
+from agent.advisor.forecast.predictor import HORIZON_NS, PeakPredictor
+from agent.advisor.pod_usage import non_cache_bytes
+from agent.config.advisor import ForecastConfig
+from api.forecast import Forecast, ForecastResource, ForecastScore, PeakForecast
+from api.qos import QoSLevel
+from api.rates import delta
+from api.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from agent.advisor.forecast.baselines import ForecastMethod
+
+
+class OnlineCpuTime(NamedTuple):
+    """CPU time, and the time in which it was spent. Nanoseconds."""
+
+    online_ns: int
+    """May be a little below 0, because the node counts in ticks and cgroups do not."""
+    interval_ns: int
+
+
+def online_cpu_time(previous: Snapshot | None, snapshot: Snapshot) -> OnlineCpuTime | None:
+    """CPU time of the node between two snapshots less that of reclaimed pods; None unless both are known in full.
+
+    A reclaimed cgroup that went meanwhile took what it last used with it: counted as online, the end of each batch job would
+    be a peak.
+    """
+    if previous is None or previous.boot_id != snapshot.boot_id:
+        return None
+    interval_ns = snapshot.taken_at_ns - previous.taken_at_ns
+    if interval_ns <= 0 or previous.node.cpu is None or snapshot.node.cpu is None:
+        return None
+    online_ns = delta(previous.node.cpu.busy_ns, snapshot.node.cpu.busy_ns)
+    for path in _reclaimed_cgroups(previous) | _reclaimed_cgroups(snapshot):
+        before, after = previous.cgroups.get(path), snapshot.cgroups.get(path)
+        if before is None and after is None:
+            continue
+        if after is None or (before is not None and before.id != after.id):
+            return None
+        used_ns = delta(0 if before is None else before.cpu_usage_ns, after.cpu_usage_ns)
+        if used_ns is None or online_ns is None:
+            return None
+        online_ns -= used_ns
+    return None if online_ns is None else OnlineCpuTime(online_ns, interval_ns)
+
+
+def online_memory_bytes(snapshot: Snapshot) -> float | None:
+    """Bytes of the node that could not be had without swapping, less those of reclaimed pods; None unless all are known."""
+    total, available = snapshot.node.memory_total_bytes, snapshot.node.memory_available_bytes
+    if total is None or available is None:
+        return None
+    used = float(total - available)
+    for path in _reclaimed_cgroups(snapshot):
+        sample = snapshot.cgroups.get(path)
+        theirs = 0.0 if sample is None else non_cache_bytes(sample)
+        if theirs is None:
+            return None
+        used -= theirs
+    return max(used, 0.0)
+
+
+def _reclaimed_cgroups(snapshot: Snapshot) -> set[str]:
+    return {c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers}
+
+
+SAMPLE_INTERVAL_NS = 5 * NS_PER_S
+BIG_MISS_RATIO = 0.1
+"""Share of the node by which a miss is a big one."""
+
+
+class ForecastSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of each resource; of another type for each method."""
+
+    cpu: Any = PeakPredictor()
+    memory: Any = PeakPredictor()
+
+
+class ForecastState(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory between rounds."""
+
+    series: ForecastSeries | None = None
+    """None before the first round."""
+    sampled_ns: int | None = None
+    online_ns: int = 0
+    """CPU time since then,"""
+    known_ns: int = 0
+    """in the part of that time in which it is known."""
+    forecasts: tuple[Forecast, ...] = ()
+
+
+def update_forecasts(
+    previous: Snapshot | None, snapshot: Snapshot, state: ForecastState, config: ForecastConfig, now_ns: int
+) -> ForecastState:
+    """One round: the same with what happened since the previous snapshot, and new forecasts every five seconds."""
+    spent = online_cpu_time(previous, snapshot)
+    if spent is not None:
+        state = msgspec.structs.replace(
+            state, online_ns=state.online_ns + spent.online_ns, known_ns=state.known_ns + spent.interval_ns
+        )
+    if state.sampled_ns is not None and 0 <= now_ns - state.sampled_ns < SAMPLE_INTERVAL_NS:
+        return state
+    cores = max(state.online_ns / state.known_ns, 0.0) if state.known_ns else None
+    series = state.series or start_series(config)
+    cpu, cpu_outlook = _update_resource(
+        ForecastResource.CPU, series.cpu, cores, len(snapshot.topology.cpus), config, now_ns
+    )
+    memory, memory_outlook = _update_resource(
+        ForecastResource.MEMORY,
+        series.memory,
+        online_memory_bytes(snapshot),
+        snapshot.node.memory_total_bytes or 0,
+        config,
+        now_ns,
+    )
+    return ForecastState(
+        series=ForecastSeries(cpu=cpu, memory=memory), sampled_ns=now_ns, forecasts=(cpu_outlook, memory_outlook)
+    )
+
+
+def start_series(config: ForecastConfig) -> ForecastSeries:
+    """Memory of a method that has seen nothing."""
+    if config.method == "calibrated":
+        return ForecastSeries()
+    start = _baseline_method(config).start
+    return ForecastSeries(cpu=start(ForecastResource.CPU), memory=start(ForecastResource.MEMORY))
+
+
+def _baseline_method(config: ForecastConfig) -> ForecastMethod:
+    from agent.advisor.forecast.baselines import METHODS  # noqa: PLC0415 - to compare with; no agent needs them to run
+
+    return METHODS[config.method]
+
+
+def _update_resource(
+    resource: ForecastResource, state: Any, used: float | None, capacity: float, config: ForecastConfig, now_ns: int
+) -> tuple[Any, Forecast]:
+    score: ForecastScore | None = None
+    forecast: PeakForecast
+    if config.method == "calibrated":
+        state = predictor.observe_use(state, now_ns, used, config)
+        forecast = predictor.predict_peak(state, now_ns, config=config, resource=resource)
+        score = score_predictor(state, capacity)
+    else:
+        rival = _baseline_method(config)
+        state = state if used is None else rival.observe(state, now_ns, used)
+        forecast = rival.predict(state, now_ns, HORIZON_NS, resource=resource)
+    return state, Forecast(
+        resource=resource, used=used, forecast=forecast, target_miss_ratio=config.miss_ratio, score=score
+    )
+
+
+def score_predictor(state: PeakPredictor, capacity: float) -> ForecastScore:
+    """How a predictor's forecasts fared; `capacity` is the node's, in the unit of the samples."""
+    kept = state.accuracy
+    return ForecastScore(
+        miss_ratio=peak_model.recent_miss_ratio(kept),
+        big_miss_ratio=peak_model.recent_miss_ratio(kept, BIG_MISS_RATIO * capacity) if capacity else None,
+        shortfall_mean=peak_model.mean_shortfall(kept),
+        shortfall_max=peak_model.max_shortfall(kept),
+        bias=peak_model.forecast_bias(kept),
+        quantile_ratio=state.margin.quantile,
+        evaluated=kept.evaluated,
+        missed=kept.missed,
+    )

@@ -1,0 +1,244 @@
+"""Statistics of the peak predictor: five-minute peaks, least squares, conformal margin and accuracy.
+All state is of bounded size. A bucket without samples is None and is skipped by windows. The margin is adaptive
+conformal inference (Gibbs and Candes, 2021): a miss raises the quantile, a hit lowers it less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+import msgspec
+
+NS_PER_S = 1_000_000_000
+BUCKET_S = 300
+BUCKET_NS = BUCKET_S * NS_PER_S
+HORIZON_BUCKETS = 12
+"""Buckets that a forecast is for: an hour."""
+DAY_BUCKETS = 288
+HISTORY_BUCKETS = 3 * DAY_BUCKETS + 1
+QUARTER_BUCKETS = 3
+"""Buckets of the last quarter of an hour; one of them at least has to be known."""
+
+Peaks = Sequence[float | None]
+
+
+class PeakFeatures(msgspec.Struct, frozen=True):
+    """What the regression is given, in the unit of the samples."""
+
+    values: tuple[float, ...]
+    """1 and eight peaks, see FEATURES."""
+    season: bool
+    """Whether yesterday's peaks are known; if not, the last hour's stand for them."""
+
+
+FEATURE_NAMES = (
+    "constant", "bucket", "quarter", "hour", "six_hours", "day", "next_hour_yesterday", "same_hour_yesterday",
+    "next_hour_of_days",
+)  # fmt: skip
+PRIOR_WEIGHTS = (0.0, 0.0, 0.3, 0.3, 0.0, 0.0, 0.2, 0.0, 0.2)
+"""What the features weigh before anything is learned: half the present, half the days before."""
+
+
+def max_known_peak(values: Peaks, least: int = 1) -> float | None:
+    """The highest known value, if so many are known."""
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) >= least else None
+
+
+def hour_peak(values: Peaks) -> float | None:
+    """The peak of an hour of which at least three quarters are known: of less, it may have been missed."""
+    return max_known_peak(values, HORIZON_BUCKETS * 3 // 4)
+
+
+def build_features(peaks: Peaks) -> PeakFeatures | None:
+    """What is known at the end of the last bucket; None where it says too little of the last hour."""
+    quarter = max_known_peak(peaks[-QUARTER_BUCKETS:])
+    hour = max_known_peak(peaks[-HORIZON_BUCKETS:], QUARTER_BUCKETS)
+    if quarter is None or hour is None:
+        return None
+    newest = next(value for value in reversed(peaks) if value is not None)
+    six_hours, day = max_known_peak(peaks[-6 * HORIZON_BUCKETS :]), max_known_peak(peaks[-DAY_BUCKETS:])
+    last = len(peaks) - 1
+    days = [_next_hour_peak(peaks, last - DAY_BUCKETS * ago) for ago in (1, 2, 3)]
+    before = (
+        hour_peak(peaks[last - DAY_BUCKETS - HORIZON_BUCKETS + 1 : last - DAY_BUCKETS + 1])
+        if last - DAY_BUCKETS - HORIZON_BUCKETS + 1 >= 0
+        else None
+    )
+    seen = [value for value in days if value is not None]
+    values = (
+        1.0,
+        newest,
+        quarter,
+        hour,
+        hour if six_hours is None else six_hours,
+        hour if day is None else day,
+        hour if days[0] is None else days[0],
+        hour if before is None else before,
+        sum(seen) / len(seen) if seen else hour,
+    )
+    return PeakFeatures(values, days[0] is not None)
+
+
+def _next_hour_peak(peaks: Peaks, index: int) -> float | None:
+    return hour_peak(peaks[index + 1 : index + 1 + HORIZON_BUCKETS]) if index >= 0 else None
+
+
+FEATURE_COUNT = len(PRIOR_WEIGHTS)
+SAMPLE_DECAY = 1 - 1 / 2016
+"""Of a sample's weight, a bucket later: half is left after five days."""
+PRIOR_SAMPLES = 4.0
+"""The prior counts like so many samples."""
+_TRIANGLE = tuple((i, j) for i in range(FEATURE_COUNT) for j in range(i + 1))
+
+
+class PeakRegression(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums of products, and the weights that follow from them."""
+
+    samples: float = 0.0
+    gram: tuple[float, ...] = (0.0,) * len(_TRIANGLE)
+    """Lower triangle, row by row."""
+    moments: tuple[float, ...] = (0.0,) * FEATURE_COUNT
+    weights: tuple[float, ...] = PRIOR_WEIGHTS
+
+
+def expected_peak(regression: PeakRegression, features: Sequence[float]) -> float:
+    """The expected peak, in the unit of the features."""
+    return sum(weight * feature for weight, feature in zip(regression.weights, features, strict=True))
+
+
+def update_regression(regression: PeakRegression, features: Sequence[float], actual: float) -> PeakRegression:
+    """The regression with one more sample in it."""
+    gram = tuple(
+        SAMPLE_DECAY * old + features[i] * features[j] for old, (i, j) in zip(regression.gram, _TRIANGLE, strict=True)
+    )
+    moments = tuple(SAMPLE_DECAY * old + actual * x for old, x in zip(regression.moments, features, strict=True))
+    samples = SAMPLE_DECAY * regression.samples + 1
+    return PeakRegression(samples=samples, gram=gram, moments=moments, weights=_solve_weights(gram, moments, samples))
+
+
+def _solve_weights(gram: Sequence[float], moments: Sequence[float], samples: float) -> tuple[float, ...]:
+    """Solve (S G S + r I) u = S m + r S^-1 prior for weights S u, S being one over the roots of G's diagonal."""
+    diagonal = [gram[i * (i + 1) // 2 + i] for i in range(FEATURE_COUNT)]
+    scale = [1 / sqrt(entry) if entry > 0 else 1.0 for entry in diagonal]
+    ridge = PRIOR_SAMPLES / samples
+    matrix = [[0.0] * FEATURE_COUNT for _ in range(FEATURE_COUNT)]
+    for entry, (i, j) in zip(gram, _TRIANGLE, strict=True):
+        matrix[i][j] = entry * scale[i] * scale[j] + (ridge if i == j else 0.0)
+    right = [m * s + ridge * prior / s for m, s, prior in zip(moments, scale, PRIOR_WEIGHTS, strict=True)]
+    return tuple(u * s for u, s in zip(_cholesky_solve(matrix, right), scale, strict=True))
+
+
+def _cholesky_solve(lower: list[list[float]], right: list[float]) -> list[float]:
+    # The ridge keeps the matrix positive definite: every pivot is at least as large as it, but for rounding.
+    for i, row in enumerate(lower):
+        for j in range(i):
+            other = lower[j]
+            row[j] = (row[j] - sum(row[k] * other[k] for k in range(j))) / other[j]
+        row[i] = sqrt(max(row[i] - sum(row[k] * row[k] for k in range(i)), 1e-12))
+        right[i] = (right[i] - sum(row[k] * right[k] for k in range(i))) / row[i]
+    for i in range(FEATURE_COUNT - 1, -1, -1):
+        right[i] = (right[i] - sum(lower[k][i] * right[k] for k in range(i + 1, FEATURE_COUNT))) / lower[i][i]
+    return right
+
+
+MAX_RESIDUALS = 3 * DAY_BUCKETS
+RESIDUAL_HALF_LIFE = DAY_BUCKETS
+QUANTILE_STEP = 0.0005
+"""How far one miss moves the quantile. Misses come in dozens, one for each forecast that a peak was in."""
+MIN_QUANTILE, MAX_QUANTILE, MAX_MISS_FACTOR = 0.85, 0.98, 1.5
+"""Between these the quantile is steered, and where more may be missed, as low as so many times the wanted share of misses asks
+for: forecasts miss less than their quantile, because the alarm holds them up."""
+MIN_RESIDUALS = HORIZON_BUCKETS
+"""Errors that have to be known: an hour of them."""
+_RESIDUAL_WEIGHTS = tuple(0.5 ** (age / RESIDUAL_HALF_LIFE) for age in range(MAX_RESIDUALS - 1, -1, -1))
+
+
+class ConformalMargin(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of the expectation over three days, and what follows from them."""
+
+    residuals: tuple[float, ...] = ()
+    """Actual minus expected peak, the latest last."""
+    quantile: float | None = None
+    """As steered; None before the first forecast came true."""
+    amount: float | None = None
+    """What is added to the expected peak; None while too few errors are known."""
+
+
+def update_margin(margin: ConformalMargin, residual: float, missed: bool | None, miss_ratio: float) -> ConformalMargin:
+    """The margin with one more error in it; `missed` is None where nothing had been foretold."""
+    quantile = 1 - miss_ratio if margin.quantile is None else margin.quantile
+    if missed is not None:
+        lowest, highest = min(MIN_QUANTILE, 1 - MAX_MISS_FACTOR * miss_ratio), max(MAX_QUANTILE, 1 - miss_ratio)
+        quantile = min(max(quantile + QUANTILE_STEP * (missed - miss_ratio), lowest), highest)
+    residuals = (*margin.residuals[-MAX_RESIDUALS + 1 :], residual)
+    amount = weighted_quantile(residuals, quantile) if len(residuals) >= MIN_RESIDUALS else None
+    return ConformalMargin(residuals=residuals, quantile=quantile, amount=amount)
+
+
+def weighted_quantile(residuals: tuple[float, ...], quantile: float) -> float:
+    """The quantile of these, the latest weighing most: half as much a day earlier."""
+    weights = _RESIDUAL_WEIGHTS[-len(residuals) :]
+    threshold, seen = quantile * sum(weights), 0.0
+    order = sorted(range(len(residuals)), key=residuals.__getitem__)
+    for index in order:
+        seen += weights[index]
+        if seen >= threshold:
+            return residuals[index]
+    return residuals[order[-1]]
+
+
+MAX_ERRORS = DAY_BUCKETS
+
+
+class ForecastAccuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals since the start, and each error of the last day. In the unit of the samples."""
+
+    evaluated: int = 0
+    """Forecasts whose hour is over, one for each five minutes."""
+    missed: int = 0
+    """Those that the peak exceeded."""
+    shortfall_sum: float = 0.0
+    """By how much, together."""
+    shortfall_max: float = 0.0
+    error_sum: float = 0.0
+    """Forecast minus peak, together: what was not lent for safety."""
+    recent: tuple[float, ...] = ()
+    """Forecast minus peak over the last day, the latest last."""
+
+
+def count_forecast(accuracy: ForecastAccuracy, predicted: float, actual: float) -> ForecastAccuracy:
+    """The accuracy with one more forecast in it."""
+    error = predicted - actual
+    return ForecastAccuracy(
+        evaluated=accuracy.evaluated + 1,
+        missed=accuracy.missed + (error < 0),
+        shortfall_sum=accuracy.shortfall_sum + max(-error, 0.0),
+        shortfall_max=max(accuracy.shortfall_max, -error),
+        error_sum=accuracy.error_sum + error,
+        recent=(*accuracy.recent[-MAX_ERRORS + 1 :], error),
+    )
+
+
+def recent_miss_ratio(accuracy: ForecastAccuracy, beyond: float = 0.0) -> float | None:
+    """Share of the last day's forecasts that the peak exceeded by more than `beyond`; None before the first."""
+    if not accuracy.recent:
+        return None
+    return sum(error < -beyond for error in accuracy.recent) / len(accuracy.recent)
+
+
+def mean_shortfall(accuracy: ForecastAccuracy) -> float | None:
+    """By how much the last day's missed forecasts were missed on average; None where none was."""
+    short = [-error for error in accuracy.recent if error < 0]
+    return sum(short) / len(short) if short else None
+
+
+def max_shortfall(accuracy: ForecastAccuracy) -> float | None:
+    """By how much the worst of the last day was missed, 0 where none was; None before the first forecast."""
+    return max(0.0, -min(accuracy.recent)) if accuracy.recent else None
+
+
+def forecast_bias(accuracy: ForecastAccuracy) -> float | None:
+    """Mean of forecast minus peak over the last day: above 0 is caution. None before the first forecast."""
+    return sum(accuracy.recent) / len(accuracy.recent) if accuracy.recent else None

@@ -1,0 +1,335 @@
+"""Headroom of one resource by Koordinator's formulas `batch` and `mid` (slo-controller), in cores or bytes.
+batch = capacity - margin - max(system use, reserved) - use or requests of pods above batch. mid =
+min(reclaimable by prediction, what the node leaves) plus a part of what is not requested. A pod that is not
+measured yet counts in both sums; in Koordinator it counts in one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from agent.advisor.advisor_state import ContainerDemand
+from agent.advisor.cpu_estimate import estimate_container_cores
+from agent.advisor.pod_usage import non_cache_bytes, pod_cpu_cores, sum_if_all_known, sum_if_any
+from agent.config.advisor import AdvisorConfig, KoordinatorHeadroomConfig
+from agent.config.units import GIB
+from api.advice import Headroom
+from api.cpu import Topology
+from api.knobs import Reason
+from api.pod import Pod
+from api.qos import QoSLevel
+from api.rates import Rates
+from api.snapshot import Snapshot
+
+Inputs = dict[str, float | int | str | None]
+
+
+class KoordinatorTier(StrEnum):
+    """Koordinator's priority classes; the values are its own."""
+
+    PROD = "koord-prod"
+    MID = "koord-mid"
+    BATCH = "koord-batch"
+    FREE = "koord-free"
+
+    @property
+    def high(self) -> bool:
+        """Whether batch has to leave room for it."""
+        return self in (KoordinatorTier.PROD, KoordinatorTier.MID)
+
+
+class KoordinatorDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod, or what is measured of one that is gone (`request` None): its share of one resource."""
+
+    tier: KoordinatorTier
+    request: float | None = None
+    used: float | None = None
+    """None where it is not measured yet."""
+    exclusive: bool = False
+    """LSE, and the resource is CPU: what it requested is gone, used or not."""
+
+
+class KoordinatorBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one resource of the node."""
+
+    capacity: float
+    system_used: float | None
+    """By the system and by host applications above batch; None where not known."""
+    reserved: float = 0.0
+    """The larger of what the kubelet and the node's annotation reserve."""
+    demands: Sequence[KoordinatorDemand] = ()
+    prod_reclaimable: float | None = None
+    """What prediction says prod pods will not need of their requests."""
+    node_used: float | None = None
+    per_unit: float = 1.0
+    """What one of the units is that amounts are told in,"""
+    unit: str = ""
+    """and how it is called, with a space before it."""
+
+    def show(self, amount: float) -> str:
+        """For a person."""
+        return f"{round(amount / self.per_unit, 2):g}{self.unit}"
+
+
+class KoordinatorAmount(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be promised of one resource; None where an input is missing."""
+
+    value: float | None
+    reason: Reason
+
+
+def batch_amount(
+    budget: KoordinatorBudget, policy: str, reclaim_percent: float, threshold_percent: float | None = None
+) -> KoordinatorAmount:
+    """Batch by policy `usage`, `request` or `maxUsageRequest`, with (100 - reclaim_percent) % kept as a margin."""
+    high = [demand for demand in budget.demands if demand.tier.high]
+    margin = budget.capacity * (100 - reclaim_percent) / 100
+    system: float | None = budget.reserved
+    if policy != "request":
+        system = None if budget.system_used is None else max(budget.system_used, budget.reserved)
+    parts = [_demand_amount(demand, policy) for demand in high]
+    known = [part for part in parts if part is not None]
+    inputs: Inputs = {
+        "capacity": budget.capacity,
+        "margin": margin,
+        "system": system,
+        "high": sum(known),
+        "policy": policy,
+    }
+    if system is None or len(known) < len(parts):
+        lacks = "what the system uses" if system is None else "what every pod above batch needs"
+        return _unknown_amount("batch", lacks, inputs)
+    value = max(budget.capacity - margin - system - sum(known), 0.0)
+    show = budget.show
+    text = (
+        f"{show(budget.capacity)} - {show(margin)} margin - {show(system)} system"
+        f" - {show(sum(known))} by pods above batch ({policy})"
+    )
+    if threshold_percent is not None:
+        value = min(value, budget.capacity * (threshold_percent / 100))
+        text += f", at most {threshold_percent:g} %"
+    return KoordinatorAmount(
+        value=value,
+        reason=Reason(
+            rule="koordinator_batch", text=f"Batch is {show(value)} = {text}.", threshold=margin, inputs=inputs
+        ),
+    )
+
+
+def mid_amount(
+    budget: KoordinatorBudget,
+    threshold_percent: float,
+    unallocated_percent: float = 0.0,
+    static_percent: float | None = None,
+) -> KoordinatorAmount:
+    """Mid from what prod can spare, or a fixed share of the capacity where `static_percent` is given."""
+    most, show = budget.capacity * (threshold_percent / 100), budget.show
+    if static_percent is not None:
+        value = min(budget.capacity * static_percent / 100, most)
+        text = f"Mid is {show(value)}: {static_percent:g} % of {show(budget.capacity)}, at most {show(most)}."
+        return KoordinatorAmount(value=value, reason=Reason(rule="koordinator_mid_static", text=text, threshold=most))
+    requested = [demand.request for demand in budget.demands if demand.tier is KoordinatorTier.PROD]
+    inputs: Inputs = {
+        "capacity": budget.capacity,
+        "prod_reclaimable": budget.prod_reclaimable,
+        "node_used": budget.node_used,
+        "system": budget.system_used,
+    }
+    if budget.prod_reclaimable is None or budget.node_used is None:
+        return _unknown_amount("mid", "what prod can spare, or what the node uses,", inputs)
+    spare = max(min(budget.prod_reclaimable, budget.capacity - budget.node_used), 0.0)
+    unallocated = 0.0
+    if unallocated_percent > 0:
+        if budget.system_used is None:
+            return _unknown_amount("mid", "what the system uses", inputs)
+        asked = sum(request or 0.0 for request in requested)  # a pod without a request has allocated nothing
+        unallocated = max(budget.capacity - max(budget.system_used, budget.reserved) - asked, 0.0)
+    value = min(spare + unallocated * unallocated_percent / 100, most)
+    text = (
+        f"Mid is {show(value)}: prod can spare {show(budget.prod_reclaimable)} and the node leaves"
+        f" {show(budget.capacity - budget.node_used)}; {unallocated_percent:g} % of {show(unallocated)} unallocated;"
+        f" at most {show(most)}."
+    )
+    inputs["unallocated"] = unallocated
+    return KoordinatorAmount(
+        value=value, reason=Reason(rule="koordinator_mid", text=text, threshold=most, inputs=inputs)
+    )
+
+
+def koordinator_headroom(
+    policy: str,
+    cpu: KoordinatorBudget,
+    memory: KoordinatorBudget | None,
+    topology: Topology,
+    config: KoordinatorHeadroomConfig,
+) -> Headroom:
+    """Headroom by policy `koordinator-batch` or `koordinator-mid`. CPU is laid on NUMA nodes in proportion to their CPUs."""
+    cores = _cpu_amount(policy, cpu, config)
+    space = None if memory is None else _memory_amount(policy, memory, config)
+    sizes = {numa: sum(1 for c in topology.cpus if c.numa == numa) for numa in topology.numa_nodes}
+    total = len(topology.cpus)
+    inputs: Inputs = {f"cpu_{name}": value for name, value in cores.reason.inputs.items()}
+    text = f"CPU: {cores.reason.text}"
+    if space is not None:
+        inputs |= {f"memory_{name}": value for name, value in space.reason.inputs.items()}
+        text += f" Memory: {space.reason.text}"
+    verdict = Reason(rule=cores.reason.rule, text=text, threshold=cores.reason.threshold, inputs=inputs)
+    found = cores.value
+    return Headroom(
+        cores=found,
+        cores_by_numa={} if found is None else {numa: found * size / total for numa, size in sizes.items()},
+        memory_bytes=None if space is None else space.value,
+        reason=verdict,
+    )
+
+
+def _cpu_amount(policy: str, budget: KoordinatorBudget, config: KoordinatorHeadroomConfig) -> KoordinatorAmount:
+    if policy == "koordinator-mid":
+        share = config.mid_static_cpu_percent
+        return mid_amount(budget, config.mid_cpu_threshold_percent, config.mid_unallocated_percent, share)
+    return batch_amount(
+        budget, config.cpu_policy, config.cpu_reclaim_threshold_percent, config.batch_cpu_threshold_percent
+    )
+
+
+def _memory_amount(policy: str, budget: KoordinatorBudget, config: KoordinatorHeadroomConfig) -> KoordinatorAmount:
+    if policy == "koordinator-mid":
+        share = config.mid_static_memory_percent
+        return mid_amount(budget, config.mid_memory_threshold_percent, config.mid_unallocated_percent, share)
+    most = config.batch_memory_threshold_percent
+    return batch_amount(budget, config.memory_policy, config.memory_reclaim_threshold_percent, most)
+
+
+def _demand_amount(demand: KoordinatorDemand, policy: str) -> float | None:
+    """What a pod above batch takes; its request until it is measured, None where it has neither."""
+    if policy == "request" or (demand.exclusive and demand.request is not None):
+        return demand.request or 0.0
+    if demand.used is None:
+        return demand.request
+    if policy == "maxUsageRequest":
+        return max(demand.used, demand.request or 0.0)
+    return demand.used
+
+
+def _unknown_amount(tier: str, lacks: str, inputs: Inputs) -> KoordinatorAmount:
+    text = f"Not known: {lacks} on this node, so nothing new is promised as {tier}."
+    return KoordinatorAmount(value=None, reason=Reason(rule=f"koordinator_{tier}_unknown", text=text, inputs=inputs))
+
+
+_QOS_CLASS_LABEL, _PRIORITY_CLASS_LABEL = "koordinator.sh/qosClass", "koordinator.sh/priority-class"
+_TIER_BY_PRIORITY = (
+    (9000, 9999, KoordinatorTier.PROD),
+    (7000, 7999, KoordinatorTier.MID),
+    (5000, 5999, KoordinatorTier.BATCH),
+    (3000, 3999, KoordinatorTier.FREE),
+)
+_TIER_BY_LABEL: Mapping[str | None, KoordinatorTier] = {tier.value: tier for tier in KoordinatorTier}
+
+_PEAK_MARGIN = 1.1
+"""[safetyMarginPercent of koordlet's prediction] what is used now may grow by a tenth."""
+
+
+def koordinator_cpu_budget(
+    snapshot: Snapshot, change: Rates | None, reserved_cores: float, prod_reclaimable_cores: float | None = None
+) -> KoordinatorBudget:
+    """CPU of the node for Koordinator's sums. What pods that are not measured use counts as the system's."""
+    busy = None if change is None else change.node.busy_cores
+    used = [(pod, pod_cpu_cores(pod, snapshot, change, absent=None)) for pod in snapshot.pods]
+    demands = [
+        _build_demand(
+            pod,
+            sum_if_any(c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None),
+            cores,
+            exclusive=pod.labels.get(_QOS_CLASS_LABEL) == "LSE",
+        )
+        for pod, cores in used
+    ]
+    return KoordinatorBudget(
+        capacity=float(len(snapshot.topology.cpus)),
+        system_used=None if busy is None else max(busy - sum(cores or 0.0 for _, cores in used), 0.0),
+        reserved=reserved_cores,
+        demands=demands,
+        prod_reclaimable=prod_reclaimable_cores,
+        node_used=busy,
+    )
+
+
+def koordinator_memory_budget(
+    snapshot: Snapshot, prod_reclaimable_bytes: float | None = None
+) -> KoordinatorBudget | None:
+    """The same of memory, page cache left out; None where not even the node's memory is known."""
+    total, available = snapshot.node.memory_total_bytes, snapshot.node.memory_available_bytes
+    if total is None:
+        return None
+    busy = None if available is None else float(total - available)
+    used = [
+        (pod, sum_if_all_known(non_cache_bytes(snapshot.cgroups.get(c.cgroup)) for c in pod.containers))
+        for pod in snapshot.pods
+    ]
+    demands = [
+        _build_demand(
+            pod, sum_if_any(c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None), space
+        )
+        for pod, space in used
+    ]
+    return KoordinatorBudget(
+        capacity=float(total),
+        system_used=None if busy is None else max(busy - sum(space or 0.0 for _, space in used), 0.0),
+        demands=demands,
+        per_unit=float(GIB),
+        unit=" GiB",
+        prod_reclaimable=prod_reclaimable_bytes,
+        node_used=busy,
+    )
+
+
+def _build_demand(pod: Pod, request: float | None, used: float | None, *, exclusive: bool = False) -> KoordinatorDemand:
+    """A pod as Koordinator's sums have it; one that lends nothing uses what it requested, in them."""
+    if used is not None and not pod.profile.lends:
+        used = max(used, request or 0.0)
+    return KoordinatorDemand(tier=koordinator_tier(pod), request=request, used=used, exclusive=exclusive)
+
+
+def prod_spare_cores(
+    snapshot: Snapshot, change: Rates | None, needs: Mapping[str, ContainerDemand], config: AdvisorConfig
+) -> float | None:
+    """CPU that prod pods asked for and will not need, by the estimate of each; one that is not measured, or that lends nothing,
+    spares nothing.
+
+    Koordinator has a predictor for it; None in the first round.
+    """
+    if change is None:
+        return None
+    return sum(
+        max(container.cpu_request_cores - estimate_container_cores(container, needs.get(container.cgroup), config), 0.0)
+        for pod in snapshot.pods
+        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.lends
+        for container in pod.containers
+        if container.cpu_request_cores is not None
+    )
+
+
+def prod_spare_bytes(snapshot: Snapshot) -> float:
+    """The same of memory: what the requests are above what is used, page cache left out, with Koordinator's margin."""
+    spare = 0.0
+    for pod in snapshot.pods:
+        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.lends:
+            for container in pod.containers:
+                used = non_cache_bytes(snapshot.cgroups.get(container.cgroup))
+                if used is not None and container.memory_request_bytes is not None:
+                    spare += max(container.memory_request_bytes - used * _PEAK_MARGIN, 0.0)
+    return spare
+
+
+def koordinator_tier(pod: Pod) -> KoordinatorTier:
+    """Koordinator's class of a pod: by label, by priority, else batch for reclaimed_cores and prod for all others."""
+    label = pod.labels.get(_PRIORITY_CLASS_LABEL)
+    if label in _TIER_BY_LABEL:
+        return _TIER_BY_LABEL[label]
+    for low, high, tier in _TIER_BY_PRIORITY:
+        if low <= pod.priority <= high:
+            return tier
+    return KoordinatorTier.BATCH if pod.qos is QoSLevel.RECLAIMED else KoordinatorTier.PROD

@@ -1,0 +1,270 @@
+"""Advice for the whole node: the answer to a power alert, and overcommit ratios (Katalyst's realtime advisor).
+ratio = ((allocatable x target - used) / load + requested) / allocatable, at least 1; load = used / requested.
+The static ratios of the Node are upper bounds. A pod that is not measured counts as using its request
+(Katalyst: nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from agent.advisor.advisor_state import AdvisorState, ContainerDemand
+from agent.advisor.pod_usage import pod_cpu_cores, sum_if_all_known, sum_if_any
+from agent.advisor.power_capping import PowerInputs, PowerState, advise_power, mean_watts, parse_power_spec
+from agent.config.advisor import OvercommitConfig
+from agent.config.config import AgentConfig
+from api.advice import NodeAdvice, OvercommitAdvice, PowerAction
+from api.knobs import Reason
+from api.pod import Pod
+from api.qos import QoSLevel
+from api.rates import Rates, compute_rates
+from api.snapshot import CgroupSample, Snapshot
+
+GIB = 1 << 30
+_ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
+CPU_RATIO_KEY = f"{_ANNOTATION_PREFIX}cpu_overcommit_ratio"
+MEMORY_RATIO_KEY = f"{_ANNOTATION_PREFIX}memory_overcommit_ratio"
+
+
+class PodLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod: what it requests and what it uses; None where nothing is requested or nothing is measured."""
+
+    pod: str
+    """`namespace/name`."""
+    cpu_request_cores: float | None = None
+    cpu_used_cores: float | None = None
+    """The largest of use, load1 and load5."""
+    memory_request_bytes: float | None = None
+    memory_used_bytes: float | None = None
+    """Resident."""
+
+
+class _ResourceLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """All pods together, of one resource; `used` is None where nothing can be said of some pod."""
+
+    requested: float
+    used: float | None
+
+
+def compute_overcommit(
+    pods: Sequence[PodLoad],
+    allocatable_cores: float | None,
+    allocatable_bytes: float | None,
+    static: Mapping[str, str],
+    config: OvercommitConfig,
+) -> OvercommitAdvice:
+    """Ratios of CPU and memory. `static` is the Node's annotations: an absent or unreadable ratio there is 1."""
+    cpu = _sum_loads([(pod.cpu_request_cores, pod.cpu_used_cores) for pod in pods])
+    memory = _sum_loads([(pod.memory_request_bytes, pod.memory_used_bytes) for pod in pods])
+    found_cpu = _resource_ratio(cpu, allocatable_cores, config.target_cpu, config.estimated_cpu)
+    found_memory = _resource_ratio(memory, allocatable_bytes, config.target_memory, config.estimated_memory)
+    most_cpu, most_memory = _static_ratio(static, CPU_RATIO_KEY), _static_ratio(static, MEMORY_RATIO_KEY)
+    text = (
+        f"{_ratio_text('CPU', cpu, allocatable_cores, found_cpu, most_cpu, ' cores')}"
+        f" {_ratio_text('Memory', memory, allocatable_bytes, found_memory, most_memory, ' GiB')}"
+    )
+    verdict = Reason(
+        rule="overcommit_realtime",
+        text=text,
+        threshold=config.target_cpu,
+        inputs={
+            "cpu_requested_cores": cpu.requested,
+            "cpu_used_cores": cpu.used,
+            "cpu_allocatable_cores": allocatable_cores,
+            "cpu_static_ratio": most_cpu,
+            "memory_requested_bytes": memory.requested,
+            "memory_used_bytes": memory.used,
+            "memory_allocatable_bytes": allocatable_bytes,
+            "memory_static_ratio": most_memory,
+        },
+    )
+    return OvercommitAdvice(
+        cpu_ratio=min(found_cpu, most_cpu), memory_ratio=min(found_memory, most_memory), reason=verdict
+    )
+
+
+def overcommit_ratio(allocatable: float, requested: float, used: float, target: float, estimated: float) -> float:
+    """Katalyst's formula; 1 where nothing is requested or nothing is there."""
+    if requested <= 0 or allocatable <= 0:
+        return 1.0
+    load = max(min(used / requested, 1.0), estimated)
+    return max(((allocatable * target - used) / load + requested) / allocatable, 1.0)
+
+
+def overcommit_annotations(
+    found: OvercommitAdvice, cpu_manager: str, memory_manager: str, pods: Sequence[Pod]
+) -> dict[str, str]:
+    """What goes to the CNR's metadata; the managers are the kubelet's policies (`static`, `None`)."""
+    pinned = 0 if cpu_manager.lower() == "none" else sum(guaranteed_cpus(pod) for pod in pods)
+    return {
+        CPU_RATIO_KEY: f"{found.cpu_ratio:.2f}",
+        MEMORY_RATIO_KEY: f"{found.memory_ratio:.2f}",
+        f"{_ANNOTATION_PREFIX}overcommit_cpu_manager": cpu_manager,
+        f"{_ANNOTATION_PREFIX}overcommit_memory_manager": memory_manager,
+        f"{_ANNOTATION_PREFIX}guaranteed_cpus": str(pinned),
+    }
+
+
+def guaranteed_cpus(pod: Pod) -> int:
+    """CPUs that the kubelet's static policy pins for a pod: whole-numbered requests of a Guaranteed one."""
+    for container in pod.containers:
+        limits = (container.cpu_limit_cores, container.memory_limit_bytes)
+        requests = (container.cpu_request_cores, container.memory_request_bytes)
+        if None in limits or limits != requests:
+            return 0
+    requested = [container.cpu_request_cores or 0.0 for container in pod.containers]
+    return sum(int(cores) for cores in requested if cores == int(cores))
+
+
+def _sum_loads(pods: Sequence[tuple[float | None, float | None]]) -> _ResourceLoad:
+    used: float | None = 0.0
+    for request, measured in pods:
+        taken = request if measured is None else measured
+        used = None if used is None or taken is None else used + taken
+    return _ResourceLoad(requested=sum(request or 0.0 for request, _ in pods), used=used)
+
+
+def _resource_ratio(load: _ResourceLoad, allocatable: float | None, target: float, estimated: float) -> float:
+    if allocatable is None or load.used is None:
+        return 1.0
+    return overcommit_ratio(allocatable, load.requested, load.used, target, estimated)
+
+
+def _static_ratio(node: Mapping[str, str], key: str) -> float:
+    try:
+        value = float(node.get(key, "1"))
+    except ValueError:
+        return 1.0
+    return value if 1.0 <= value < float("inf") else 1.0
+
+
+def _ratio_text(name: str, load: _ResourceLoad, allocatable: float | None, found: float, most: float, unit: str) -> str:
+    if allocatable is None or load.used is None:
+        return f"{name}: what is there or what is used is not known, so nothing is overcommitted."
+    scale = GIB if unit == " GiB" else 1
+    used, requested, there = (f"{value / scale:.4g}" for value in (load.used, load.requested, allocatable))
+    text = f"{name}: {used} used of {requested} requested on {there}{unit}: {min(found, most):.2f}"
+    return f"{text}, bounded by the node's {most:.2f}." if most < found else f"{text}."
+
+
+_RESIDENT_COUNTERS = ("anon", "total_rss", "rss")
+"""Resident memory in memory.stat: of version 2, and of version 1 with and without all cgroups below."""
+
+
+def pod_loads(
+    snapshot: Snapshot, change: Rates | None, containers: Mapping[str, ContainerDemand]
+) -> tuple[PodLoad, ...]:
+    """What every pod requests and uses, for `overcommit`; load counts as use where the advisor remembers it."""
+    return tuple(
+        PodLoad(
+            pod=pod.key,
+            cpu_request_cores=sum_if_any(
+                c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None
+            ),
+            cpu_used_cores=_pod_load_cores(pod, snapshot, change, containers),
+            memory_request_bytes=sum_if_any(
+                c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None
+            ),
+            memory_used_bytes=sum_if_all_known(_resident_bytes(snapshot.cgroups.get(c.cgroup)) for c in pod.containers),
+        )
+        for pod in snapshot.pods
+    )
+
+
+def _pod_load_cores(
+    pod: Pod, snapshot: Snapshot, change: Rates | None, containers: Mapping[str, ContainerDemand]
+) -> float | None:
+    """Use of a pod, or its load over one or five minutes where that is more."""
+    known = [containers[c.cgroup] for c in pod.containers if c.cgroup in containers]
+    sums = [
+        pod_cpu_cores(pod, snapshot, change, absent=None),
+        sum_if_any(memory.load1 for memory in known if memory.load1 is not None),
+        sum_if_any(memory.load5 for memory in known if memory.load5 is not None),
+    ]
+    return None if sums[0] is None else max(value for value in sums if value is not None)
+
+
+def _resident_bytes(sample: CgroupSample | None) -> float | None:
+    if sample is None:
+        return None
+    return next((float(sample.memory_stat[name]) for name in _RESIDENT_COUNTERS if name in sample.memory_stat), None)
+
+
+NS_PER_S = 1_000_000_000
+_SETTLING_RULE = "power_settling"
+
+
+class NodeAdviceState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of earlier rounds."""
+
+    power: PowerState = PowerState()
+    answered: PowerAction | None = None
+    overcommit: OvercommitAdvice | None = None
+    overcommit_ns: int | None = None
+
+
+def advise_node(
+    snapshot: Snapshot,
+    previous: Snapshot | None,
+    advisor: AdvisorState,
+    config: AgentConfig,
+    memory: NodeAdviceState,
+    now_ns: int,
+) -> tuple[NodeAdvice, NodeAdviceState]:
+    """What stands now. `advisor` is what CPU advice remembers after this round, `previous` the snapshot before this one."""
+    power, kept = None, memory.power
+    if config.power.enable:
+        situation = _build_power_inputs(snapshot, previous, config, now_ns)
+        power, kept = advise_power(situation, memory.power, config.power)
+        if power.reason.rule == _SETTLING_RULE and memory.answered is not None:
+            power = memory.answered
+    found, found_ns = None, None
+    if config.overcommit.enable:
+        found, found_ns = memory.overcommit, memory.overcommit_ns
+        due = found_ns is None or not 0 <= now_ns - found_ns < config.overcommit.period_s * NS_PER_S
+        if due and previous is not None:
+            found, found_ns = _measure_overcommit(snapshot, previous, advisor, config), now_ns
+    return NodeAdvice(power=power, overcommit=found), NodeAdviceState(
+        power=kept, answered=power, overcommit=found, overcommit_ns=found_ns
+    )
+
+
+def _build_power_inputs(snapshot: Snapshot, previous: Snapshot | None, config: AgentConfig, now_ns: int) -> PowerInputs:
+    running = [pod for pod in snapshot.pods if any(c.cgroup in snapshot.cgroups for c in pod.containers)]
+    change = None if previous is None else compute_rates(_without_cgroups(previous), _without_cgroups(snapshot))
+    busy = None if change is None else change.node.busy_cores
+    cpus = len(snapshot.topology.cpus)
+    return PowerInputs(
+        now_ns=now_ns,
+        wall_time_ns=snapshot.wall_time_ns,
+        spec=parse_power_spec(config.node.annotations, config.power.annotation_prefix),
+        watts=None if previous is None else mean_watts(previous, snapshot),
+        cpu_ratio=busy / cpus if busy is not None and cpus else None,
+        pods=len(running),
+        evictable=sum(pod.qos is QoSLevel.RECLAIMED for pod in running),
+    )
+
+
+def _without_cgroups(snapshot: Snapshot) -> Snapshot:
+    """The node alone, of which rates cost nothing."""
+    return msgspec.structs.replace(snapshot, cgroups={})
+
+
+def _measure_overcommit(
+    snapshot: Snapshot, previous: Snapshot, advisor: AdvisorState, config: AgentConfig
+) -> OvercommitAdvice:
+    loads = pod_loads(snapshot, compute_rates(previous, snapshot), advisor.containers)
+    cpus = len(snapshot.topology.cpus) - len(advisor.pools.get("reserve", ()))
+    return compute_overcommit(
+        loads,
+        float(cpus) if snapshot.topology.cpus else None,
+        _as_float(snapshot.node.memory_total_bytes),
+        config.node.annotations,
+        config.overcommit,
+    )
+
+
+def _as_float(value: int | None) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,87 @@
+"""CPU and memory that pods use, computed from one snapshot and its rates; None if a part of it is not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from api.advice import NOT_NUMA_BOUND
+from api.pod import Pod
+from api.qos import QoSLevel
+from api.rates import Rates
+from api.snapshot import CgroupSample, Snapshot
+
+_NON_CACHE_COUNTERS = (
+    ("total_inactive_anon", "total_active_anon", "total_unevictable"),  # version 1, all cgroups below included
+    ("inactive_anon", "active_anon", "unevictable"),
+)
+"""What Koordinator counts as memory in use: everything but the page cache."""
+
+
+def reclaimed_cpu_by_numa(snapshot: Snapshot, change: Rates | None, bound: Collection[int]) -> dict[int, float | None]:
+    """CPU that reclaimed pods use, of each bound NUMA node and of UNBOUND; None where some of it is not known."""
+    used: dict[int, float | None] = dict.fromkeys((*bound, NOT_NUMA_BOUND), None if change is None else 0.0)
+    for pod in snapshot.pods:
+        if pod.qos is not QoSLevel.RECLAIMED:
+            continue
+        key = pod.bound_numa[0] if len(pod.bound_numa) == 1 and pod.bound_numa[0] in bound else NOT_NUMA_BOUND
+        own, so_far = pod_cpu_cores(pod, snapshot, change, absent=0.0), used[key]
+        used[key] = None if own is None or so_far is None else so_far + own
+    return used
+
+
+def pod_cpu_cores(pod: Pod, snapshot: Snapshot, change: Rates | None, *, absent: float | None) -> float | None:
+    """CPU of a pod's containers; `absent` is what one without a cgroup counts for."""
+    if change is None:
+        return None
+    cores = []
+    for container in pod.containers:
+        rate = change.cgroups.get(container.cgroup)
+        if rate is not None:
+            cores.append(rate.cpu_cores)
+        else:
+            cores.append(None if container.cgroup in snapshot.cgroups else absent)
+    return sum_if_all_known(cores)
+
+
+def non_cache_bytes(sample: CgroupSample | None) -> float | None:
+    """Memory of a cgroup but for its page cache, in bytes; None where it is not known."""
+    if sample is None:
+        return None
+    for names in _NON_CACHE_COUNTERS:
+        if names[0] in sample.memory_stat:
+            return float(sum(sample.memory_stat.get(name, 0) for name in names))
+    return None
+
+
+def sum_if_all_known(values: Iterable[float | None]) -> float | None:
+    """Their sum, or None where one is not known."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def sum_if_any(values: Iterable[float]) -> float | None:
+    """Their sum, or None where there are none."""
+    found = list(values)
+    return float(sum(found)) if found else None
+
+
+def reclaimed_use_cores(snapshot: Snapshot, change: Rates | None) -> float | None:
+    """CPU that reclaimed pods use; None unless it is known of all of them."""
+    if change is None:
+        return None
+    total = 0.0
+    for pod in snapshot.pods:
+        if pod.qos is not QoSLevel.RECLAIMED:
+            continue
+        for container in pod.containers:
+            rate = change.cgroups.get(container.cgroup)
+            if rate is None or rate.cpu_cores is None:
+                if container.cgroup in snapshot.cgroups:
+                    return None
+                continue
+            total += rate.cpu_cores
+    return total

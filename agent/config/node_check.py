@@ -1,0 +1,142 @@
+"""Checks settings against the node they are for, and fills in cgroup paths that follow from the kubelet's. Pure.
+A setting that reserves more than the node has is refused; an amount that is unknown limits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agent.config.advisor import AdvisorConfig
+from agent.config.config import AgentConfig
+from agent.config.qrm import CpuPlacementConfig
+from agent.config.units import MIB
+from agent.sensors.cgroup.pod_cgroup_paths import (
+    BEST_EFFORT,
+    BURSTABLE,
+    CgroupDriver,
+    CgroupExists,
+    kubepods_path,
+    qos_class_path,
+)
+from api.cpu import Topology, format_cpu_list, parse_cpu_list
+
+KATALYST_OFFLINE_CGROUPS = "offline-besteffort-*"
+"""Katalyst's own cgroups beside those of the kubelet's classes."""
+
+
+def apply_kubelet_roots(document: Mapping[str, Any], root: str, exists: CgroupExists) -> Mapping[str, Any]:
+    """The settings file's document with what it does not say. `exists` tells whether there is a cgroup."""
+    drivers = [driver for driver in CgroupDriver if exists(kubepods_path(root, driver))]
+    found: dict[tuple[str, ...], Any] = {}
+    if drivers:
+        found["memory", "reclaimRoot"] = qos_class_path(root, BEST_EFFORT, drivers[0])
+    if root != "/":
+        burstable = [
+            qos_class_path(root, BURSTABLE, driver) for driver in (CgroupDriver.CGROUPFS, CgroupDriver.SYSTEMD)
+        ]
+        offline = f"{kubepods_path(root, CgroupDriver.CGROUPFS)}/{KATALYST_OFFLINE_CGROUPS}"
+        found["memory", "offloading", "dyingCgroups"] = [burstable[0], offline, burstable[1]]
+        found["eviction", "systemMemory", "psiRoots"] = burstable
+    for path, value in found.items():
+        document = _with_default(document, path, value)
+    return document
+
+
+def _with_default(document: Any, path: tuple[str, ...], value: Any) -> Any:
+    """The same document with that field, unless it has it, or has something there that is no section."""
+    name, *rest = path
+    if not isinstance(document, Mapping):
+        return document
+    if rest:
+        return {**document, name: _with_default(document.get(name, {}), tuple(rest), value)}
+    return document if name in document else {**document, name: value}
+
+
+def check_against_node(
+    config: AgentConfig, topology: Topology, memory_bytes: int | None, numa_bytes: Mapping[int, int]
+) -> str:
+    """The first setting that this node cannot hold, and what to do; empty where all can be held.
+
+    `memory_bytes` and `numa_bytes` are the memory of the node and of each NUMA node; what is not known limits nothing.
+    """
+    return next(_node_misfits(config, topology, memory_bytes, numa_bytes), "")
+
+
+def _node_misfits(
+    config: AgentConfig, topology: Topology, memory_bytes: int | None, numa_bytes: Mapping[int, int]
+) -> Iterator[str]:
+    cpus = len(topology.cpus)
+    yield from _check_cpu_placement(config.placing, topology)
+    left = _cpus_for_pods(config.placing, topology)
+    # Whoever is bound to no node stays off those with a quota: it would count, and nobody could use it.
+    several = config.advisor.provision.quota and len(topology.numa_nodes) > 1
+    if several and not config.placing.enable_reclaim_numa_binding:
+        yield (
+            "advisor.provision.quota: on several NUMA nodes only reclaimed pods that are bound to one may use its quota; "
+            "set placing.enableReclaimNumaBinding to true"
+        )
+    yield from _check_advisor("advisor", config.advisor, topology, left)
+    if config.shadow is not None:
+        yield from _check_advisor("shadow", config.shadow, topology, left)
+    yield from _check_maximum("report.minCores", config.report.min_cores, cpus, "CPUs")
+    yield from _check_maximum("report.reservedCores", config.report.reserved_cores, cpus, "CPUs")
+    yield from _check_maximum("knobs.suppress.reservedCores", config.knobs.suppress.reserved_cores, cpus, "CPUs")
+    yield from _check_maximum(
+        "memory.reservedForAllocateBytes", config.memory.reserved_for_allocate_bytes, memory_bytes, "bytes"
+    )
+    mebibytes = None if memory_bytes is None else memory_bytes // MIB
+    yield from _check_maximum("report.minMemoryMib", config.report.min_memory_mib, mebibytes, "MiB")
+    yield from _check_maximum("report.reservedMemoryMib", config.report.reserved_memory_mib, mebibytes, "MiB")
+    if numa_bytes:
+        numa, smallest = min(numa_bytes.items(), key=lambda item: item[1])
+        wanted = config.memory.min_critical_watermark_bytes
+        yield from _check_maximum("memory.minCriticalWatermarkBytes", wanted, smallest, "bytes", f"NUMA node {numa}")
+
+
+def _check_cpu_placement(config: CpuPlacementConfig, topology: Topology) -> Iterator[str]:
+    online = set(topology.ids)
+    for name, text in (("reservedCpuList", config.reserved_cpu_list), ("interruptCpuList", config.interrupt_cpu_list)):
+        listed = set(parse_cpu_list(text))
+        if missing := listed - online:
+            has = format_cpu_list(online)
+            yield f"placing.{name}: CPU {format_cpu_list(missing)} is not online here, CPUs {has} are; take it out"
+    left = _cpus_for_pods(config, topology)
+    if left < 1:
+        name = (
+            "reservedCpuList"
+            if config.reserved_cpu_list
+            else "reservedCpus"
+            if config.reserved_cpus
+            else "interruptCpuList"
+        )
+        yield f"placing.{name}: of {len(online)} CPUs none would be left to pods; take fewer"
+    yield from _check_maximum("placing.minReclaimedCpus", config.min_reclaimed_cpus, left, "CPUs", "pods on this node")
+
+
+def _cpus_for_pods(config: CpuPlacementConfig, topology: Topology) -> int:
+    """CPUs that pods may have: neither reserved nor for interrupts."""
+    taken = {*parse_cpu_list(config.reserved_cpu_list), *parse_cpu_list(config.interrupt_cpu_list)}
+    return len(set(topology.ids) - taken) - (0 if config.reserved_cpu_list else config.reserved_cpus)
+
+
+def _check_advisor(section: str, config: AdvisorConfig, topology: Topology, left: int) -> Iterator[str]:
+    cpus = len(topology.cpus)
+    yield from _check_maximum(f"{section}.reservedForAllocateCores", config.reserved_for_allocate_cores, cpus, "CPUs")
+    yield from _check_maximum(
+        f"{section}.minReclaimedCores", config.min_reclaimed_cores, left, "CPUs", "pods on this node"
+    )
+    if config.provision.numa_min_reclaimed_ratio:
+        sizes = {numa: sum(cpu.numa == numa for cpu in topology.cpus) for numa in topology.numa_nodes}
+        numa, smallest = min(sizes.items(), key=lambda item: item[1])
+        name = f"{section}.provision.numaMinReclaimedCores"
+        yield from _check_maximum(
+            name, config.provision.numa_min_reclaimed_cores, smallest, "CPUs", f"NUMA node {numa}"
+        )
+
+
+def _check_maximum(
+    name: str, wanted: float | None, there: int | None, unit: str, where: str = "this node"
+) -> Iterator[str]:
+    if wanted is not None and there is not None and wanted > there:
+        yield f"{name}: {wanted:.12g} is more than the {there} {unit} of {where}; lower it"

@@ -1,0 +1,1 @@
+"""Dynamic configuration: Katalyst's configuration objects, merged over the settings file while the agent runs."""

@@ -1,0 +1,135 @@
+"""Lists every setting with its effective value, its source and since when it holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from agent.config.config import AgentConfig
+from agent.dynamic_config.mappings.field_mapping import SettingPath
+from agent.dynamic_config.merge import ConfigObject, ResolvedConfig, SettingOrigin
+from agent.dynamic_config.translate import CONFIG_KINDS
+from api.diagnostics import AppliedConfigObject, EffectiveConfiguration, EffectiveSetting
+
+_PLAIN_SCALAR = re.compile(r"[A-Za-z_/.][\w/.-]*( [A-Za-z][\w/.-]*)*", re.ASCII)
+_YAML_KEYWORDS = frozenset(("true", "false", "null", "yes", "no", "on", "off"))
+"""YAML reads them as something else than text."""
+
+
+def format_flow_yaml(value: object) -> str:
+    """A value as YAML of one line."""
+    if isinstance(value, msgspec.Struct):
+        value = {key: item for key, item in _encoded_fields(value) if item != _field_default(type(value), key)}
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{format_flow_yaml(key)}: {format_flow_yaml(item)}' for key, item in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(format_flow_yaml, value))}]"
+    if isinstance(value, str):
+        return (
+            str(value) if _PLAIN_SCALAR.fullmatch(value) and value.lower() not in _YAML_KEYWORDS else json.dumps(value)
+        )
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value)
+
+
+def _encoded_fields(value: msgspec.Struct) -> Iterator[tuple[str, object]]:
+    for field in msgspec.structs.fields(value):
+        yield field.encode_name, getattr(value, field.name)
+
+
+def _field_default(kind: type[msgspec.Struct], key: str) -> object:
+    field = next(field for field in msgspec.structs.fields(kind) if field.encode_name == key)
+    return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+
+
+def effective_configuration(
+    settled: ResolvedConfig,
+    file: Mapping[str, Any],
+    started_wall_ns: int,
+    wanted: Mapping[str, ConfigObject] | None = None,
+) -> EffectiveConfiguration:
+    """All of it. `file` is what the settings file itself says, in force since `started_wall_ns`."""
+    return EffectiveConfiguration(
+        settings=tuple(
+            _setting(path, value, settled.origins, file, started_wall_ns)
+            for path, value in setting_leaves(settled.config)
+        ),
+        objects=tuple(_applied_objects(settled, wanted or {})),
+    )
+
+
+def setting_leaves(config: AgentConfig) -> Iterator[tuple[SettingPath, Any]]:
+    """Every setting that is no section, in the order of docs/settings.md."""
+    yield from _section_leaves(config, ())
+
+
+def _section_leaves(section: msgspec.Struct, above: SettingPath) -> Iterator[tuple[SettingPath, Any]]:
+    inner = []
+    for field in msgspec.structs.fields(type(section)):
+        value, path = getattr(section, field.name), (*above, field.encode_name)
+        if isinstance(value, msgspec.Struct):
+            inner.append((value, path))
+        else:
+            yield path, value
+    for value, path in inner:
+        yield from _section_leaves(value, path)
+
+
+def _setting(
+    path: SettingPath,
+    value: Any,
+    origins: Mapping[SettingPath, SettingOrigin],
+    file: Mapping[str, Any],
+    started_wall_ns: int,
+) -> EffectiveSetting:
+    name, shown = ".".join(path), "unset" if value is None else format_flow_yaml(msgspec.to_builtins(value))
+    # Maps, and the list of plugins, are put together key by key: who came last is named. An amount (`10%`) is set as a whole.
+    said = [one for key, one in origins.items() if key[: len(path)] == path or path[: len(key)] == key]
+    if said:
+        latest = max(said, key=lambda one: one.object.since_wall_ns)
+        return EffectiveSetting(
+            name=name,
+            value=shown,
+            source=CONFIG_KINDS[latest.object.resource].kind,
+            object=latest.object.key,
+            hash=latest.object.hash,
+            field=".".join((*CONFIG_KINDS[latest.object.resource].root, latest.field)),
+            since_wall_ns=latest.object.since_wall_ns,
+        )
+    if _is_set(file, path):
+        return EffectiveSetting(name=name, value=shown, source="file", since_wall_ns=started_wall_ns)
+    return EffectiveSetting(name=name, value=shown, source="default")
+
+
+def _is_set(file: Any, path: SettingPath) -> bool:
+    for name in path:
+        if not isinstance(file, Mapping) or name not in file:
+            return False
+        file = file[name]
+    return True
+
+
+def _applied_objects(settled: ResolvedConfig, wanted: Mapping[str, ConfigObject]) -> Iterator[AppliedConfigObject]:
+    for resource, grammar in CONFIG_KINDS.items():
+        obeyed = settled.obeyed.get(resource)
+        if obeyed is not None:
+            yield AppliedConfigObject(
+                kind=grammar.kind,
+                object=obeyed.key,
+                hash=obeyed.hash,
+                since_wall_ns=obeyed.since_wall_ns,
+                unused=settled.unused.get(resource, ()),
+            )
+        if problem := settled.problems.get(resource):
+            refused = wanted.get(resource)
+            yield AppliedConfigObject(
+                kind=grammar.kind,
+                object="" if refused is None else refused.key,
+                hash="" if refused is None else refused.hash,
+                problem=problem,
+            )

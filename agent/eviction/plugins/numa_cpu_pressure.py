@@ -1,0 +1,179 @@
+"""Plugin numa-cpu-pressure-plugin: shared pods that are bound to a NUMA node overuse its CPUs for a minute.
+It is pure. The thresholds depend on the CPU model, as in Katalyst; the pod with the highest score of Katalyst's
+scoring is evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import floor
+
+import msgspec
+
+from agent.config.eviction import NumaCpuConfig
+from agent.eviction.eviction_inputs import EvictionInputs
+from agent.eviction.finding import (
+    EvictionCandidate,
+    EvictionFinding,
+    make_threshold,
+    mean,
+    missing_input_finding,
+    not_met_finding,
+)
+from agent.eviction.sample_window import (
+    CpuSample,
+    SampleWindow,
+    append_sample,
+    is_sample_due,
+    pod_cpu_use,
+    ratio_above,
+    read_cpu_counters,
+    recent_windows,
+)
+from api.eviction import ThresholdMet
+from api.measurements import Machine
+from api.pod import Pod
+from api.qos import QoSLevel
+
+MAX_SCORE = 100.0
+EXCLUDED_SCORE = -1000.0
+USAGE_WEIGHT, USAGE_DISTANCE, MIN_USAGE_GAP_RATIO = 0.6, 0.3, 0.4
+
+
+def usage_score(use: float, gap: float) -> int:
+    """60 for a pod that uses just what is too much, falling to 0 at 0.3 beside it; -1000 for one that frees next to nothing.
+
+    Both are parts of the NUMA node: `use` the pod's, `gap` what the node uses above its threshold.
+    """
+    if use <= MIN_USAGE_GAP_RATIO * gap:
+        return round(EXCLUDED_SCORE)
+    distance = abs(use - abs(gap))
+    return (
+        _round_half_away(USAGE_WEIGHT * MAX_SCORE * (1 - distance / USAGE_DISTANCE)) if distance < USAGE_DISTANCE else 0
+    )
+
+
+def _round_half_away(value: float) -> int:
+    """Half away from zero."""
+    return floor(value + 0.5) if value >= 0 else -floor(-value + 0.5)
+
+
+NAME = "numa-cpu-pressure-plugin"
+SCOPE = "cpu.usage.container"
+CONDITION = "NumaCPUPressure"
+THRESHOLDS: Mapping[str, tuple[float, float]] = {
+    "Intel_CascadeLake": (0.55, 0.54),
+    "Intel_EmeraldRapids": (0.6, 0.6),
+    "Intel_SapphireRapids": (0.59, 0.59),
+    "Intel_IceLake": (0.57, 0.54),
+    "Intel_SkyLake": (0.53, 0.53),
+    "Intel_Broadwell": (0.47, 0.6),
+    "AMD_K19Zen4": (0.55, 0.55),
+    "AMD_K19Zen3": (0.55, 0.55),
+    "AMD_K17Zen2": (0.51, 0.6),
+}
+"""Katalyst's, by code name: of a physical machine and of a virtual one."""
+DEFAULT_THRESHOLD = 0.6
+
+
+class NumaCpuState(msgspec.Struct, frozen=True, kw_only=True):
+    """The last samples: parts of the NUMA node."""
+
+    sample: CpuSample | None = None
+    numa: Mapping[int, SampleWindow] = {}
+    pods: Mapping[str, SampleWindow] = {}
+
+
+def evaluate_numa_cpu(
+    situation: EvictionInputs, memory: NumaCpuState, config: NumaCpuConfig
+) -> tuple[tuple[EvictionFinding, ...], NumaCpuState]:
+    """One finding, of the worst NUMA node."""
+    pods = {
+        node: [pod for pod in situation.running_pods if pod.qos is QoSLevel.SHARED and pod.bound_numa == (node,)]
+        for node in situation.snapshot.topology.numa_nodes
+    }
+    if not any(pods.values()):
+        return (
+            not_met_finding(NAME, "no_bound_pods", "No shared pod is bound to a NUMA node.", SCOPE),
+        ), NumaCpuState()
+    if is_sample_due(memory.sample, situation, config.sample_s):
+        memory = _add_samples(situation, memory, pods, config)
+    age_s = situation.stale_s + config.sample_s
+    memory = msgspec.structs.replace(
+        memory,
+        numa=recent_windows(memory.numa, situation.now_ns, age_s),
+        pods=recent_windows(memory.pods, situation.now_ns, age_s),
+    )
+    if not memory.numa:
+        return (missing_input_finding(NAME, "CPU use of the pods that are bound to NUMA nodes", SCOPE),), memory
+    return (_finding(situation, memory, pods, config),), memory
+
+
+def _add_samples(
+    situation: EvictionInputs, memory: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
+) -> NumaCpuState:
+    after = read_cpu_counters(situation)
+    sizes = {node: sum(cpu.numa == node for cpu in situation.snapshot.topology.cpus) for node in pods}
+    numa, rings = dict(memory.numa), {}
+    for node, group in pods.items():
+        parts = {
+            pod.key: use.total / sizes[node]
+            for pod in group
+            if (use := pod_cpu_use(pod, memory.sample, after)) is not None
+        }
+        if parts or (not group and memory.sample is not None):
+            numa[node] = append_sample(memory.numa.get(node), sum(parts.values()), config.ring_size, after.at_ns)
+        for pod in group:
+            before = memory.pods.get(pod.key)
+            if pod.key in parts:
+                rings[pod.key] = append_sample(before, parts[pod.key], config.ring_size, after.at_ns)
+            elif before is not None:
+                rings[pod.key] = before
+    return NumaCpuState(sample=after, numa=numa, pods=rings)
+
+
+def usage_threshold(machine: Machine, config: NumaCpuConfig) -> float:
+    """Use over size of a NUMA node that such CPUs bear, before it is expanded."""
+    if config.usage_threshold is not None:
+        return config.usage_threshold
+    physical, virtual = THRESHOLDS.get(machine.codename, (DEFAULT_THRESHOLD, DEFAULT_THRESHOLD))
+    return virtual if machine.is_vm else physical
+
+
+def _finding(
+    situation: EvictionInputs, memory: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
+) -> EvictionFinding:
+    base = usage_threshold(situation.snapshot.node.machine, config)
+    bound = base * config.expand_factor
+    parts = {node: ratio_above(ring, bound, config.ring_size) for node, ring in memory.numa.items()}
+    over = [node for node, part in parts.items() if part >= config.threshold_met_percentage]
+    worst = max(parts, key=lambda node: (parts[node], mean(memory.numa[node].values), -node))
+    average = mean(memory.numa[worst].values)
+    candidates = _rank_candidates(memory, pods[worst], average - base, config) if over else ()
+    met = ThresholdMet.HARD if over and candidates else ThresholdMet.NOT_MET
+    text = (
+        f"Shared pods of NUMA node {worst} use {average:.2f} of it; above {bound:.3f} in {parts[worst]:.0%} of the last "
+        f"{config.ring_size} samples (threshold {config.threshold_met_percentage:.0%}); {len(over)} of {len(parts)} nodes are."
+    )
+    threshold = make_threshold(
+        NAME, met, SCOPE, value=config.threshold_met_percentage, observed=parts[worst],
+        condition=CONDITION if len(over) == len(parts) else "", text=text,
+        inputs={"numa": worst, "use": round(average, 4), "bound": round(bound, 4), "overloaded": len(over)},
+    )  # fmt: skip
+    # The samples before a victim left say nothing of the node without it.
+    cool_down_s = config.ring_size * config.sample_s
+    return EvictionFinding(threshold=threshold, candidates=candidates, kind="cpu", waits=True, cool_down_s=cool_down_s)
+
+
+def _rank_candidates(
+    memory: NumaCpuState, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
+) -> tuple[EvictionCandidate, ...]:
+    scored = []
+    for pod in pods:
+        ring = memory.pods.get(pod.key)
+        if ring is None:
+            continue
+        scored.append((-usage_score(mean(ring.values), gap), pod.key, pod))
+    return tuple(
+        EvictionCandidate(pod=pod, grace_s=config.grace_s) for _, _, pod in sorted(scored, key=lambda each: each[:2])
+    )

@@ -1,0 +1,115 @@
+"""Plugins reclaimed-resource-pressure, per node and per NUMA node: requests exceed a multiple of headroom.
+The soft thresholds apply to pods that request notices; Katalyst defines those settings and never reads them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agent.config.eviction import ReclaimedPressureConfig
+from agent.eviction.eviction_inputs import (
+    EvictionInputs,
+    reclaimed_pods,
+    requested_reclaimed_cores,
+    requested_reclaimed_memory,
+)
+from agent.eviction.finding import (
+    EvictionCandidate,
+    EvictionFinding,
+    make_threshold,
+    missing_input_finding,
+    not_met_finding,
+)
+from agent.eviction.victims import wants_soft_eviction_notice
+from api.eviction import ThresholdMet, format_bytes
+from api.pod import Pod
+
+NAME = "reclaimed-resource-pressure-eviction-plugin"
+NUMA_NAME = "reclaimed-numa-resource-pressure-eviction-plugin"
+CPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+MEMORY = "resource.katalyst.kubewharf.io/reclaimed_memory"
+
+RequestAmount = Callable[[Pod], float]
+
+
+def evaluate_reclaimed(situation: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
+    """One finding for CPU and one for memory."""
+    pods, headroom = reclaimed_pods(situation.running_pods), situation.headroom
+    if not pods:
+        return (not_met_finding(NAME, "no_reclaimed_pods", "There are no reclaimed pods."),)
+    if headroom is None:
+        return (missing_input_finding(NAME, "what is promised to reclaimed pods"),)
+    return (
+        _evaluate_resource(NAME, CPU, CPU, pods, headroom.cores, config),
+        _evaluate_resource(NAME, MEMORY, MEMORY, pods, headroom.memory_bytes, config),
+    )
+
+
+def evaluate_reclaimed_numa(situation: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
+    """The same for the reclaimed pods that are bound to a NUMA node, and what is promised there."""
+    pods, headroom = [pod for pod in reclaimed_pods(situation.running_pods) if pod.bound_numa], situation.headroom
+    if not pods:
+        return (not_met_finding(NUMA_NAME, "no_bound_pods", "No reclaimed pod is bound to a NUMA node."),)
+    if headroom is None:
+        return (missing_input_finding(NUMA_NAME, "what is promised to reclaimed pods by NUMA node"),)
+    findings = []
+    for node in sorted({node for pod in pods for node in pod.bound_numa}):
+        here = [pod for pod in pods if node in pod.bound_numa]
+        cores, memory = headroom.cores_by_numa.get(node), headroom.memory_by_numa.get(node)
+        findings.append(_evaluate_resource(NUMA_NAME, f"zone{node}|{CPU}", CPU, here, cores, config))
+        findings.append(_evaluate_resource(NUMA_NAME, f"zone{node}|{MEMORY}", MEMORY, here, memory, config))
+    return tuple(findings)
+
+
+def _evaluate_resource(
+    plugin: str, scope: str, resource: str, pods: Sequence[Pod], promised: float | None, config: ReclaimedPressureConfig
+) -> EvictionFinding:
+    if promised is None:
+        return missing_input_finding(plugin, "what is promised to reclaimed pods", scope)
+    cpu = resource == CPU
+    request = _requested_millicores if cpu else requested_reclaimed_memory
+    total = promised * 1000 if cpu else promised
+    hard, soft = (
+        (config.cpu_threshold, config.cpu_soft_threshold)
+        if cpu
+        else (config.memory_threshold, config.memory_soft_threshold)
+    )
+    shares = {pod.key: _numa_share(pod, request, scope) for pod in pods}
+    used = sum(shares.values())
+    shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (format_bytes(used), format_bytes(total))
+    if total <= 0:
+        text = f"Reclaimed pods requested {shown[0]}; nothing is promised, and that alone evicts nobody."
+        return not_met_finding(plugin, "nothing_promised", text, scope)
+    met = (
+        ThresholdMet.HARD if used > hard * total else ThresholdMet.SOFT if used > soft * total else ThresholdMet.NOT_MET
+    )
+    factor = soft if met is ThresholdMet.SOFT else hard
+    ranked = sorted((pod for pod in pods if shares[pod.key] > 0), key=lambda pod: (-shares[pod.key], pod.key))
+    text = f"Reclaimed pods requested {shown[0]}; {shown[1]} are promised, and {factor:g} times that is the threshold."
+    if met is not ThresholdMet.HARD:
+        ranked = [pod for pod in ranked if met is ThresholdMet.SOFT and wants_soft_eviction_notice(pod)]
+    if met is ThresholdMet.SOFT:
+        text += f" {len(ranked)} of {len(pods)} pods ask to be told."
+    return EvictionFinding(
+        threshold=make_threshold(
+            plugin,
+            met,
+            scope,
+            value=factor * total,
+            observed=used,
+            tolerance_s=config.soft_tolerance_s if met is ThresholdMet.SOFT else config.tolerance_s,
+            text=text,
+            inputs={"requested": used, "promised": total, "factor": factor, "pods": len(pods)},
+        ),
+        candidates=tuple(EvictionCandidate(pod=pod, grace_s=config.grace_s) for pod in ranked),
+        kind="cpu" if cpu else "memory",
+    )
+
+
+def _requested_millicores(pod: Pod) -> float:
+    return requested_reclaimed_cores(pod) * 1000
+
+
+def _numa_share(pod: Pod, request: RequestAmount, scope: str) -> float:
+    """What a pod asks of one NUMA node: one that is bound to several asks the same of each."""
+    return request(pod) / len(pod.bound_numa) if scope.startswith("zone") else request(pod)

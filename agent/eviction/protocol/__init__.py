@@ -1,1 +1,0 @@
-"""Eviction plugins in processes of their own, as the manager sees them."""

@@ -1,0 +1,1 @@
+"""The agent's records of decisions and evictions, and its log."""

@@ -1,0 +1,103 @@
+"""Saves and loads the CPU state on disk: Katalyst's `cpu_plugin_state` with a version and a checksum.
+The file is replaced atomically and only when its content changes. A damaged file is set aside as NAME.damaged-N
+and never used in part; the state is then rebuilt from the cgroups' cpusets.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from agent.qrm.cpuset.state import CpusetState, state_after_reboot
+from api.cpu import parse_cpu_list
+from api.interfaces import Unavailable
+from common.files import read_small_file
+from common.state_file import StateFileDamaged, quarantine_file, replace_file
+from common.state_file import decode_state as state_file_decode_state
+from common.state_file import encode_state as state_file_encode_state
+
+VERSION = 1
+FILE_NAME = "cpu_plugin_state"
+MAX_FILE_BYTES = 64 << 20
+
+
+class _File(CpusetState, frozen=True, kw_only=True):
+    version: int
+    boot_id: str
+    checksum: str
+
+
+def encode_state(state: CpusetState, boot_id: str) -> bytes:
+    """The file for this state."""
+    return state_file_encode_state(
+        _File(version=VERSION, boot_id=boot_id, checksum="", **msgspec.structs.asdict(state))
+    )
+
+
+def decode_state(data: bytes) -> tuple[str, CpusetState]:
+    """Boot id and state of a file. Raises Damaged unless every byte is as `encode_state` wrote it."""
+    file = state_file_decode_state(data, _File, VERSION)
+    state = CpusetState(**{name: getattr(file, name) for name in CpusetState.__struct_fields__})
+    try:
+        for entry in state.pod_entries.values():
+            for item in entry.values():
+                parse_cpu_list(item.allocation_result)
+    except ValueError as error:
+        raise StateFileDamaged(f"it cannot be read: {error}") from None
+    return file.boot_id, state
+
+
+class CpusetCheckpoint:
+    """The file in a state directory that this process has locked. `messages` tells a person what was found wrong with it."""
+
+    def __init__(self, state_dir: Path, boot_id: str) -> None:
+        self.path = state_dir / FILE_NAME
+        self.messages: tuple[str, ...] = ()
+        self._boot_id = boot_id
+        self._saved: CpusetState | None = None
+
+    def load(self, now_ns: int) -> CpusetState | None:
+        """What was saved last; None where there is nothing that can be trusted, see `messages`. Raises Unavailable."""
+        try:
+            boot_id, state = decode_state(read_small_file(self.path, MAX_FILE_BYTES))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Unavailable(
+                f"the state of CPUs cannot be read from {self.path}: {error.strerror}",
+                "make the file readable for this user",
+            ) from None
+        except StateFileDamaged as error:
+            self._set_aside(str(error))
+            return None
+        if boot_id != self._boot_id:
+            return state_after_reboot(state, now_ns)
+        self._saved = _worth_saving(state)
+        return state
+
+    def save(self, state: CpusetState) -> bool:
+        """Have it on disk when it returns; False where the file says so already. Raises Unavailable."""
+        worth = _worth_saving(state)
+        if worth == self._saved:
+            return False
+        try:
+            replace_file(self.path, encode_state(state, self._boot_id))
+        except OSError as error:
+            raise Unavailable(
+                f"the state of CPUs cannot be written to {self.path}: {error.strerror}",
+                f"make room in {self.path.parent} and make it writable, or choose another with --state-dir",
+            ) from None
+        self._saved = worth
+        return True
+
+    def _set_aside(self, reason: str) -> None:
+        aside = quarantine_file(self.path, reason)
+        self.messages = (
+            f"{self.path} was damaged: {reason}. It is kept as {aside}; who has which CPUs was read from the cgroups instead",
+        )
+
+
+def _worth_saving(state: CpusetState) -> CpusetState:
+    # Headroom is an input that comes anew with each round; a write for each of its changes would be one a second.
+    return msgspec.structs.replace(state, numa_headroom={})

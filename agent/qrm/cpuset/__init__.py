@@ -1,0 +1,1 @@
+"""Chooses the CPUs and NUMA nodes of every pool and container from pool sizes. Pure."""

@@ -1,0 +1,80 @@
+"""Disk controls from the settings: `io.weight` and `io.max` by QoS level, and settings of whole disks. Pure.
+Settings of whole disks are write-back throttling (`wbt_lat_usec`) and the io.cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.config.qrm import DiskIoConfig
+from agent.qrm.knobs.notation import canonical_io_max
+from api.advice import KnobRequest
+from api.knobs import Knob, Reason
+from api.measurements import Disk
+from api.snapshot import Snapshot
+
+
+class SysfsSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """A file below /sys is to show this line."""
+
+    path: str
+    """Below the root of sysfs: `block/sda/queue/wbt_lat_usec`."""
+    line: str
+    """What is written."""
+    device: str = ""
+    """The device, `8:16`, whose line of the file this is; empty where the file has one line."""
+    reason: Reason
+
+
+def io_requests(snapshot: Snapshot, config: DiskIoConfig) -> tuple[KnobRequest, ...]:
+    """io.weight and io.max of every container whose level has them."""
+    wishes = []
+    for pod in snapshot.pods:
+        values: dict[Knob, str] = {}
+        if pod.qos in config.weights:
+            values[Knob.IO_WEIGHT] = str(config.weights[pod.qos])
+        if pod.qos in config.max:
+            values[Knob.IO_MAX] = config.max[pod.qos]
+        text = f"Configured for {pod.qos.value}."
+        verdict = Reason(rule="io_level", text=text)
+        for container in pod.containers:
+            wishes += [
+                KnobRequest(cgroup=container.cgroup, knob=knob, value=value, reason=verdict)
+                for knob, value in values.items()
+            ]
+    return tuple(wishes)
+
+
+def io_config_errors(config: DiskIoConfig) -> tuple[str, ...]:
+    """What of the configuration cannot hold, one sentence each."""
+    found = []
+    for level, text in config.max.items():
+        try:
+            canonical_io_max(text)
+        except ValueError as error:
+            found.append(f"max.{level.value}: {error}")
+    return tuple(found)
+
+
+def disk_settings(disks: Mapping[str, Disk], config: DiskIoConfig, cgroup_root: str | None) -> tuple[SysfsSetting, ...]:
+    """Write-back throttling of whole disks by their kind, and the cost model of those that are configured.
+
+    `cgroup_root` is the version 2 root below sysfs, such as `fs/cgroup`; None where there is no io controller in one.
+    """
+    found = []
+    for name, disk in sorted(disks.items()):
+        wbt_us = config.wbt_us.get(disk.kind, -1) if disk.kind else -1  # type: ignore[call-overload]
+        # Those that the kernel shows no latency for throttle no write-back.
+        if wbt_us >= 0 and disk.wbt_lat_us is not None:
+            text = f"Write-back of {name} is throttled beyond {wbt_us} us, as configured for {disk.kind}."
+            verdict = Reason(rule="wbt", text=text, inputs={"kind": disk.kind})
+            path = f"block/{name}/queue/wbt_lat_usec"
+            found.append(SysfsSetting(path=path, line=str(wbt_us), reason=verdict))
+        for file, lines in (("io.cost.qos", config.cost_qos), ("io.cost.model", config.cost_model)):
+            if cgroup_root is not None and name in lines:
+                verdict = Reason(rule="iocost", text=f"{file} of {name}, as configured.")
+                line = f"{disk.number} {lines[name]}"
+                found.append(SysfsSetting(path=f"{cgroup_root}/{file}", line=line, device=disk.number, reason=verdict))
+    return tuple(found)

@@ -1,1 +1,0 @@
-"""What the node tells others about its decisions."""

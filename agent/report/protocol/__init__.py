@@ -1,1 +1,0 @@
-"""Reporter plugins in processes of their own, as the reporter sees them."""

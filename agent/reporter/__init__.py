@@ -1,0 +1,1 @@
+"""Reports the node to the API server: CustomNodeResource, Node taints, extended resources and events."""

@@ -1,0 +1,1 @@
+"""Reads cgroup files of both cgroup versions."""

@@ -1,0 +1,423 @@
+"""Maps each field of a CgroupSample to its cgroup files, on versions 1 and 2, with the parser and the read cadence.
+Pure. `FIELD_TABLE` is the only place that names these files. Parsers are total, as in `agent.sensors.parsers`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent.sensors import parsers
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.measurements import UNLIMITED, CgroupLimits, IoStat
+from api.snapshot import Cadence
+
+V1_UNLIMITED_BYTES = 0x7FFF_FFFF_FFFF_0000
+"""Version 1 spells no limit as the largest whole number of pages (PAGE_COUNTER_MAX), here of up to 64 KiB."""
+_NS_PER_TICK = parsers.NS_PER_S // os.sysconf("SC_CLK_TCK")
+_MAX_NUMA_NODES = 1024
+_RANGES = b"0123456789-,"
+_IO_STAT = {
+    b"rbytes": "read_bytes",
+    b"wbytes": "write_bytes",
+    b"rios": "reads",
+    b"wios": "writes",
+    b"dbytes": "discard_bytes",
+    b"dios": "discards",
+}
+_REQUIRED_IO_FIELDS = {"read_bytes", "write_bytes", "reads", "writes"}
+"""Kernels before 4.20 know no discards."""
+_BLKIO = {
+    b"Read": ("read_bytes", "reads"),
+    b"Write": ("write_bytes", "writes"),
+    b"Discard": ("discard_bytes", "discards"),
+}
+
+
+def user_hz_line(key: bytes) -> Callable[[bytes], int | None]:
+    """A reader of one line of cpuacct.stat, which counts in USER_HZ; nanoseconds."""
+    return parsers.keyed(key, _NS_PER_TICK)
+
+
+def numbers(text: bytes) -> tuple[int, ...] | None:
+    """cpuacct.usage_percpu: one number for each possible CPU."""
+    words = text.split()
+    if not words or not b"".join(words).isdigit() or max(map(len, words)) >= parsers.SAFE_DIGITS:
+        return None
+    return tuple(map(int, words))
+
+
+def limit(text: bytes) -> int | None:
+    """memory.max, pids.max and memory.limit_in_bytes: a number, UNLIMITED for `max` and for what version 1 says instead."""
+    value = UNLIMITED if text.strip() == b"max" else parsers.number(text)
+    return UNLIMITED if value is not None and value >= V1_UNLIMITED_BYTES else value
+
+
+def quota(text: bytes) -> int | None:
+    """cpu.cfs_quota_us: microseconds in a period, -1 for no limit."""
+    return -1 if text.strip() == b"-1" else parsers.number(text)
+
+
+def cpu_max_quota(text: bytes) -> int | None:
+    """The first word of cpu.max; -1 for `max`."""
+    words = text.split()
+    if len(words) != 2:
+        return None
+    return -1 if words[0] == b"max" else parsers.number(words[0])
+
+
+def cpu_max_period(text: bytes) -> int | None:
+    """The second word of cpu.max."""
+    words = text.split()
+    return parsers.number(words[1]) if len(words) == 2 else None
+
+
+def flag(text: bytes) -> bool | None:
+    """cpu.idle: 1 or 0."""
+    return {b"1": True, b"0": False}.get(text.strip())
+
+
+def id_list(text: bytes) -> str | None:
+    """A list of CPUs or memory nodes as the kernel writes it, `0-3,8`; empty where the group may use none."""
+    line = text.strip()
+    return None if line.translate(None, _RANGES) else line.decode("ascii")
+
+
+def numa_stat(text: bytes) -> dict[str, Mapping[int, int]]:
+    """memory.numa_stat: `total=9 N0=4 N1=5` of version 1, `anon N0=4 N1=5` of version 2, by kind and node."""
+    found: dict[str, Mapping[int, int]] = {}
+    for line in text.split(b"\n"):
+        kind, _, rest = line.partition(b" ")
+        by_node = _numa_amounts(rest)
+        if by_node and kind:
+            found[parsers.name(kind.partition(b"=")[0])] = by_node
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _numa_amounts(words: bytes) -> Mapping[int, int]:
+    # Most are `N0=0 N1=0`, in every cgroup: one mapping for all of them.
+    found = {}
+    for word in words.split()[:_MAX_NUMA_NODES]:
+        node, _, amount = word.partition(b"=")
+        number, value = parsers.number(node[1:]), parsers.number(amount)
+        if node.startswith(b"N") and number is not None and value is not None:
+            found[number] = value
+    return found
+
+
+def oom_kills(text: bytes) -> dict[str, int] | None:
+    """memory.oom_control of version 1; the count is there since Linux 4.13."""
+    kills = parsers.keyed(b"oom_kill")(text)
+    return None if kills is None else {"oom_kill": kills}
+
+
+def join_events(parts: Mapping[str, Any]) -> dict[str, int]:
+    """memory.events, and memory.events.local with `local.` before its names."""
+    local = parts.get("local", {})
+    return {**parts.get("all", {}), **{f"local.{name}": count for name, count in local.items()}}
+
+
+def io_stat(text: bytes) -> dict[str, IoStat]:
+    """io.stat of version 2: `254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=5 dios=6` for each device that was used."""
+    found: dict[str, IoStat] = {}
+    for line in text.split(b"\n"):
+        device, *words = line.split() or (b"",)
+        values = {}
+        for word in words:
+            key, _, amount = word.partition(b"=")
+            value = parsers.number(amount)
+            if key in _IO_STAT and value is not None:
+                values[_IO_STAT[key]] = value
+        if _is_device(device) and values.keys() >= _REQUIRED_IO_FIELDS:
+            found[device.decode()] = IoStat(**values)
+    return found
+
+
+def blkio(text: bytes) -> dict[str, dict[bytes, int]]:
+    """blkio.throttle.io_service_bytes and io_serviced of version 1: `254:0 Read 4096`, by device and kind."""
+    found: dict[str, dict[bytes, int]] = {}
+    for line in text.split(b"\n"):
+        words = line.split()
+        if len(words) == 3 and words[1] in _BLKIO and _is_device(words[0]):
+            value = parsers.number(words[2])
+            if value is not None:
+                found.setdefault(words[0].decode(), {})[words[1]] = value
+    return found
+
+
+def join_io(parts: Mapping[str, Any]) -> dict[str, IoStat]:
+    """io.stat as it is, or bytes and operations of version 1 brought together by device."""
+    if "all" in parts:
+        return dict(parts["all"])
+    found: dict[str, IoStat] = {}
+    for device, amounts in parts.get("bytes", {}).items():
+        operations = parts.get("operations", {}).get(device, {})
+        values = {_BLKIO[kind][0]: amount for kind, amount in amounts.items()}
+        values |= {_BLKIO[kind][1]: count for kind, count in operations.items()}
+        if values.keys() >= _REQUIRED_IO_FIELDS:
+            found[device] = IoStat(**values)
+    return found
+
+
+def _is_device(word: bytes) -> bool:
+    major, colon, minor = word.partition(b":")
+    return bool(colon) and major.isdigit() and minor.isdigit() and len(word) <= 16
+
+
+Parse = Callable[[bytes], Any]
+
+
+class CgroupFileSpec(NamedTuple):
+    """A file of a cgroup, how to read it, and the controller whose version 1 hierarchy has it; a file of version 2 that names
+    one is not looked for where that controller belongs to version 1."""
+
+    file: bytes
+    parse: Parse
+    controller: str = ""
+
+
+class FieldSources(NamedTuple):
+    """Where a field is, in order of preference: version 1 where its controller is mounted, else the unified tree."""
+
+    v1: tuple[CgroupFileSpec, ...]
+    v2: tuple[CgroupFileSpec, ...]
+    cadence: Cadence = Cadence.TICK
+
+
+class CgroupFileSource(NamedTuple):
+    """One file to read in each cgroup and the fields it gives."""
+
+    mount: Path
+    file: bytes
+    cadence: Cadence
+    fields: tuple[str, ...]
+    parsers: tuple[Parse, ...]
+    fallback_for: int | None
+    """Index of the preferred source of the same fields: this one is read only where that one gives nothing."""
+    is_hierarchical: bool
+    """Whether it has part in the same file of the group above, which only grows: while that one stays as it was, so does
+    this one."""
+
+
+UNCACHEABLE_FILES = frozenset((b"tasks",))
+"""Files to open for each read: version 1 makes the list of tasks at the first read after open and shows that same list
+until nobody has read it for a second (kernel/cgroup/cgroup-v1.c, cgroup_pidlist_start)."""
+CPU_USAGE_FIELD = "cpu_usage_ns"
+"""The field that tells whether a task of the group, or of one below, has run."""
+CPU_USAGE_SPLIT_FILES = frozenset((b"cpuacct.stat", b"cpuacct.usage_percpu"))
+"""How that time is shared out: read when it has changed."""
+IDLE_STABLE_FILES = frozenset(
+    (b"cpu.stat", b"pids.current", b"tasks", b"cgroup.threads", b"memory.usage_in_bytes", b"memory.current")
+)
+"""What seldom changes while nobody in the group runs, for others may reclaim its memory or move a sleeping task: read when
+somebody has run, and along with the slow files. Pressure is not among it: it counts those who wait and cannot run."""
+HIERARCHICAL_FILES = frozenset((b"cpuacct.usage", b"cpu.pressure", b"memory.pressure", b"io.pressure"))
+"""Not memory.current or pids.current, where one group's growth hides another's decline, nor cpu.stat of version 2, which
+counts periods of the group's own quota."""
+_US = parsers.NS_PER_US
+_SLOW = Cadence.SLOW
+
+
+def _limit_row(name: str, v1: tuple[CgroupFileSpec, ...], v2: tuple[CgroupFileSpec, ...]) -> dict[str, FieldSources]:
+    return {f"limits.{name}": FieldSources(v1, v2, Cadence.RARE)}
+
+
+FIELD_TABLE: dict[str, FieldSources] = {
+    "cpu_usage_ns": FieldSources(
+        v1=(CgroupFileSpec(b"cpuacct.usage", parsers.number, "cpuacct"),),
+        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"usage_usec", _US)),),
+    ),
+    # cpuacct.usage_user counts whole ticks; cpuacct.stat and version 2 share the exact usage out in their proportion.
+    "cpu_user_ns": FieldSources(
+        v1=(CgroupFileSpec(b"cpuacct.stat", user_hz_line(b"user"), "cpuacct"),),
+        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"user_usec", _US)),),
+    ),
+    "cpu_system_ns": FieldSources(
+        v1=(CgroupFileSpec(b"cpuacct.stat", user_hz_line(b"system"), "cpuacct"),),
+        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"system_usec", _US)),),
+    ),
+    "per_cpu_ns": FieldSources(v1=(CgroupFileSpec(b"cpuacct.usage_percpu", numbers, "cpuacct"),), v2=()),
+    "periods": FieldSources(
+        v1=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"nr_periods"), "cpu"),),
+        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"nr_periods")),),
+    ),
+    "throttled_periods": FieldSources(
+        v1=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"nr_throttled"), "cpu"),),
+        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"nr_throttled")),),
+    ),
+    "throttled_ns": FieldSources(
+        v1=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"throttled_time"), "cpu"),),
+        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"throttled_usec", _US)),),
+    ),
+    # pids.current counts the groups below too; the lists of tasks, read where the pids controller is missing, do not.
+    "threads": FieldSources(
+        v1=(
+            CgroupFileSpec(b"pids.current", parsers.number, "pids"),
+            CgroupFileSpec(b"tasks", parsers.task_count, "cpu"),
+        ),
+        v2=(CgroupFileSpec(b"pids.current", parsers.number), CgroupFileSpec(b"cgroup.threads", parsers.task_count)),
+    ),
+    "memory_bytes": FieldSources(
+        v1=(CgroupFileSpec(b"memory.usage_in_bytes", parsers.number, "memory"),),
+        v2=(CgroupFileSpec(b"memory.current", parsers.number),),
+    ),
+    # Version 1 has no PSI: on a hybrid machine it is that of the unified group at the same path, if there is one.
+    "cpu_pressure": FieldSources(v1=(), v2=(CgroupFileSpec(b"cpu.pressure", parsers.pressure),)),
+    "memory_pressure": FieldSources(v1=(), v2=(CgroupFileSpec(b"memory.pressure", parsers.pressure),)),
+    "io_pressure": FieldSources(v1=(), v2=(CgroupFileSpec(b"io.pressure", parsers.pressure),)),
+    # Reading memory.stat or memory.numa_stat makes the kernel add up what its CPUs counted for the group.
+    "memory_stat": FieldSources(
+        v1=(CgroupFileSpec(b"memory.stat", parsers.flat, "memory"),),
+        v2=(CgroupFileSpec(b"memory.stat", parsers.flat),),
+        cadence=_SLOW,
+    ),
+    "swap_bytes": FieldSources(
+        v1=(CgroupFileSpec(b"memory.stat", parsers.keyed(b"total_swap"), "memory"),),
+        v2=(CgroupFileSpec(b"memory.swap.current", parsers.number),),
+        cadence=_SLOW,
+    ),
+    "kernel_memory_bytes": FieldSources(
+        v1=(CgroupFileSpec(b"memory.kmem.usage_in_bytes", parsers.number, "memory"),),
+        v2=(CgroupFileSpec(b"memory.stat", parsers.keyed(b"kernel")),),
+        cadence=_SLOW,
+    ),
+    # Version 2 does not tell TCP from other sockets: see `sock` in memory_stat there.
+    "kernel_tcp_bytes": FieldSources(
+        v1=(CgroupFileSpec(b"memory.kmem.tcp.usage_in_bytes", parsers.number, "memory"),), v2=(), cadence=_SLOW
+    ),
+    "numa_stat": FieldSources(
+        v1=(CgroupFileSpec(b"memory.numa_stat", numa_stat, "memory"),),
+        v2=(CgroupFileSpec(b"memory.numa_stat", numa_stat),),
+        cadence=_SLOW,
+    ),
+    "memory_events.all": FieldSources(
+        v1=(CgroupFileSpec(b"memory.oom_control", oom_kills, "memory"),),
+        v2=(CgroupFileSpec(b"memory.events", parsers.flat),),
+        cadence=_SLOW,
+    ),
+    "memory_events.local": FieldSources(
+        v1=(), v2=(CgroupFileSpec(b"memory.events.local", parsers.flat, "memory"),), cadence=_SLOW
+    ),
+    # The recursive files count the groups below too, as version 2 and all other totals here do; older kernels lack them.
+    "io.bytes": FieldSources(
+        v1=(
+            CgroupFileSpec(b"blkio.throttle.io_service_bytes_recursive", blkio, "blkio"),
+            CgroupFileSpec(b"blkio.throttle.io_service_bytes", blkio, "blkio"),
+        ),
+        v2=(),
+        cadence=_SLOW,
+    ),
+    "io.operations": FieldSources(
+        v1=(
+            CgroupFileSpec(b"blkio.throttle.io_serviced_recursive", blkio, "blkio"),
+            CgroupFileSpec(b"blkio.throttle.io_serviced", blkio, "blkio"),
+        ),
+        v2=(),
+        cadence=_SLOW,
+    ),
+    "io.all": FieldSources(v1=(), v2=(CgroupFileSpec(b"io.stat", io_stat, "blkio"),), cadence=_SLOW),
+    **_limit_row(
+        "quota_us",
+        (CgroupFileSpec(b"cpu.cfs_quota_us", quota, "cpu"),),
+        (CgroupFileSpec(b"cpu.max", cpu_max_quota),),
+    ),
+    **_limit_row(
+        "period_us",
+        (CgroupFileSpec(b"cpu.cfs_period_us", parsers.number, "cpu"),),
+        (CgroupFileSpec(b"cpu.max", cpu_max_period),),
+    ),
+    **_limit_row(
+        "burst_us",
+        (CgroupFileSpec(b"cpu.cfs_burst_us", parsers.number, "cpu"),),
+        (CgroupFileSpec(b"cpu.max.burst", parsers.number),),
+    ),
+    **_limit_row(
+        "weight",
+        (CgroupFileSpec(b"cpu.shares", parsers.number, "cpu"),),
+        (CgroupFileSpec(b"cpu.weight", parsers.number),),
+    ),
+    **_limit_row("idle", (CgroupFileSpec(b"cpu.idle", flag, "cpu"),), (CgroupFileSpec(b"cpu.idle", flag),)),
+    **_limit_row(
+        "cpus",
+        (CgroupFileSpec(b"cpuset.effective_cpus", id_list, "cpuset"),),
+        (CgroupFileSpec(b"cpuset.cpus.effective", id_list),),
+    ),
+    **_limit_row(
+        "mems",
+        (CgroupFileSpec(b"cpuset.effective_mems", id_list, "cpuset"),),
+        (CgroupFileSpec(b"cpuset.mems.effective", id_list),),
+    ),
+    **_limit_row(
+        "memory_max_bytes",
+        (CgroupFileSpec(b"memory.limit_in_bytes", limit, "memory"),),
+        (CgroupFileSpec(b"memory.max", limit),),
+    ),
+    **_limit_row("memory_high_bytes", (), (CgroupFileSpec(b"memory.high", limit, "memory"),)),
+    **_limit_row("memory_low_bytes", (), (CgroupFileSpec(b"memory.low", limit, "memory"),)),
+    **_limit_row("memory_min_bytes", (), (CgroupFileSpec(b"memory.min", limit, "memory"),)),
+    **_limit_row("swap_max_bytes", (), (CgroupFileSpec(b"memory.swap.max", limit, "memory"),)),
+    **_limit_row("kernel_tcp_max_bytes", (CgroupFileSpec(b"memory.kmem.tcp.limit_in_bytes", limit, "memory"),), ()),
+    **_limit_row("pids_max", (CgroupFileSpec(b"pids.max", limit, "pids"),), (CgroupFileSpec(b"pids.max", limit),)),
+}
+"""A row whose name has a dot is part of the field before it; `JOIN` makes one of the parts."""
+PART_JOINERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "limits": lambda parts: CgroupLimits(**parts),
+    "memory_events": join_events,
+    "io": join_io,
+}
+
+
+def plan_sources(hierarchy: Hierarchy) -> tuple[CgroupFileSource, ...]:
+    """The files to read in each cgroup of this machine, each once, a fallback after what it stands in for."""
+    files: dict[tuple[Path, bytes], list[tuple[str, Parse]]] = {}
+    cadences: dict[tuple[Path, bytes], Cadence] = {}
+    preferred: dict[tuple[Path, bytes], tuple[Path, bytes]] = {}
+    for field, row in FIELD_TABLE.items():
+        before: tuple[Path, bytes] | None = None
+        for mount, place in _available_files(row, hierarchy):
+            key = (mount, place.file)
+            files.setdefault(key, []).append((field, place.parse))
+            cadences[key] = min(cadences.get(key, row.cadence), row.cadence)
+            if before is not None:
+                preferred[key] = before
+            before = key
+    order = list(files)
+    return tuple(
+        CgroupFileSource(
+            mount=mount,
+            file=file,
+            cadence=cadences[mount, file],
+            fields=tuple(field for field, _ in fields),
+            parsers=tuple(parse for _, parse in fields),
+            fallback_for=order.index(preferred[mount, file]) if (mount, file) in preferred else None,
+            is_hierarchical=file in HIERARCHICAL_FILES,
+        )
+        for (mount, file), fields in files.items()
+    )
+
+
+def join_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a CgroupSample from values by row: parts put together, and what is None left out."""
+    fields: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        field, dot, part = name.partition(".")
+        if value is None:
+            continue
+        if dot:
+            parts.setdefault(field, {})[part] = value
+        else:
+            fields[field] = value
+    fields.update((field, PART_JOINERS[field](found)) for field, found in parts.items())
+    return fields
+
+
+def _available_files(row: FieldSources, hierarchy: Hierarchy) -> list[tuple[Path, CgroupFileSpec]]:
+    mounted = [(hierarchy.v1[place.controller], place) for place in row.v1 if place.controller in hierarchy.v1]
+    if mounted or hierarchy.v2 is None:
+        return mounted
+    return [(hierarchy.v2, place) for place in row.v2 if place.controller not in hierarchy.v1]

@@ -1,0 +1,1 @@
+"""Reads facts of the whole node from /proc and /sys."""

@@ -1,0 +1,128 @@
+"""Lists running containers and their cgroups from the container runtime over CRI.
+The runtime knows a container before the kubelet reports it. The cgroup is read once per container from the OCI
+specification in a verbose ContainerStatus. Imports gRPC (12 MiB): import this module lazily.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.sensors.cgroup.pod_cgroup_paths import is_valid_id, parse_cgroups_path
+from agent.sensors.pods.pod_join import RunningContainer, RuntimeContainers
+from api.interfaces import Unavailable
+from api.proto import cri_runtime_pb2 as wire
+from common.grpc_unix import GrpcClient, MethodNotOffered
+
+MAX_STATUS_REQUESTS = 128
+"""Containers whose cgroups are asked for in one look; the others' turn comes with the next."""
+MAX_CONCURRENT_REQUESTS = 8
+MAX_INFO_CHARS = 4 << 20
+_SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
+
+
+class _Linux(msgspec.Struct, frozen=True, rename="camel"):
+    cgroups_path: str = ""
+
+
+class _OciSpec(msgspec.Struct, frozen=True):
+    linux: _Linux = _Linux()
+
+
+class _Info(msgspec.Struct, frozen=True, rename="camel"):
+    runtime_spec: _OciSpec | None = None
+
+
+_INFO = msgspec.json.Decoder(_Info)
+
+
+class ContainerRuntimeClient:
+    """One runtime behind its socket. To be made, used and closed in an event loop."""
+
+    def __init__(self, socket: Path, timeout_s: float) -> None:
+        self.socket = socket
+        self._peer = GrpcClient(socket, _SERVICE, timeout_s)
+        self._told: dict[str, str] = {}
+        self.events_unavailable: Unavailable | None = None
+        """Why it cannot be listened to, once that was tried."""
+
+    async def look(self) -> RuntimeContainers:
+        """What runs now. Raises Unavailable. One whose cgroup cannot be had is there without it."""
+        sandboxes, containers = await asyncio.gather(
+            self._peer.call("ListPodSandbox", wire.ListPodSandboxRequest()),
+            self._peer.call("ListContainers", wire.ListContainersRequest()),
+        )
+        looked = join_runtime_lists(sandboxes, containers)
+        ids = {one.id for one in looked.running.values()}
+        self._told = {id_: path for id_, path in self._told.items() if id_ in ids}
+        new = sorted(ids - self._told.keys())[:MAX_STATUS_REQUESTS]
+        turns = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        await asyncio.gather(*(self._ask(id_, turns) for id_ in new))
+        running = {
+            key: msgspec.structs.replace(one, cgroup=self._told.get(one.id, "")) for key, one in looked.running.items()
+        }
+        return msgspec.structs.replace(looked, running=running)
+
+    async def events(self) -> AsyncIterator[str]:
+        """The id of each container that begins or ends, until the runtime ends it. Raises Unavailable."""
+        try:
+            async for event in self._peer.stream("GetContainerEvents", wire.GetEventsRequest()):
+                yield event.container_id
+        except MethodNotOffered as error:
+            self.events_unavailable = Unavailable(
+                error.reason, "set kubelet.events: false; it is asked in time all the same"
+            )
+            raise
+
+    async def close(self) -> None:
+        """Idempotent."""
+        await self._peer.close()
+
+    async def _ask(self, container_id: str, turns: asyncio.Semaphore) -> None:
+        request = wire.ContainerStatusRequest(container_id=container_id, verbose=True)
+        async with turns:
+            try:
+                answer = await self._peer.call("ContainerStatus", request)
+            except Unavailable:
+                return  # it may have ended meanwhile; else it is asked again
+        self._told[container_id] = container_cgroup(answer)
+
+
+def join_runtime_lists(sandboxes: Any, containers: Any) -> RuntimeContainers:
+    """What two answers say together. Pure. What belongs to no pod, or has a name that cannot be, is left out."""
+    pods = {box.id: box.metadata for box in sandboxes.items if is_valid_id(box.metadata.uid) and box.metadata.name}
+    ready = frozenset(box.metadata.uid for box in sandboxes.items if box.id in pods and box.state == wire.SANDBOX_READY)
+    running: dict[tuple[str, str], RunningContainer] = {}
+    for container in containers.containers:
+        pod = pods.get(container.pod_sandbox_id)
+        if pod is None or container.state != wire.CONTAINER_RUNNING or not is_valid_id(container.id):
+            continue
+        key = (pod.uid, container.metadata.name)
+        if (other := running.get(key)) is not None and other.created_at_ns >= container.created_at:
+            continue
+        running[key] = RunningContainer(
+            pod_uid=pod.uid,
+            pod=f"{pod.namespace}/{pod.name}",
+            name=container.metadata.name,
+            id=container.id,
+            created_at_ns=container.created_at,
+        )
+    return RuntimeContainers(running=running, sandboxes=ready)
+
+
+def container_cgroup(answer: Any) -> str:
+    """The cgroup in a verbose ContainerStatus; empty where it has none that can be read. Pure."""
+    for text in answer.info.values():
+        if len(text) > MAX_INFO_CHARS:
+            continue
+        try:
+            spec = _INFO.decode(text).runtime_spec
+            if spec is not None and spec.linux.cgroups_path:
+                return parse_cgroups_path(spec.linux.cgroups_path)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue
+    return ""

@@ -1,0 +1,178 @@
+"""Scrapes the latency histogram that a pod publishes on its own Prometheus endpoint.
+Runs beside the cycles: a slow or hostile endpoint costs only its own pod's indicator. Answers are parsed in a
+thread of their own and are limited in time and size; redirects and compression are not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.pod import Pod
+from api.snapshot import RequestLatency
+
+log = logging.getLogger(__name__)
+SCRAPE_KEY, PORT_KEY, PATH_KEY = "prometheus.io/scrape", "prometheus.io/port", "prometheus.io/path"
+LATENCY_METRIC_KEY = "dioptase.io/latency-metric"
+INTERVAL_S, TIMEOUT_S, MAX_BYTES = 0.5, 0.5, 1 << 20
+"""Asked twice a second, so that every round has an answer that is newer than the previous round's."""
+MAX_HISTOGRAM_CHARS = 128 << 10
+"""Of the lines of the one histogram: some 1,500 ordinary ones, 20 ms to parse. The other lines cost next to nothing."""
+MAX_COUNT = 1 << 63
+# Compression is not asked for and not undone: a small answer must not become a large one.
+_HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
+
+
+class InvalidIndicator(ValueError):
+    """The endpoint answered, but not with the histogram that the pod's annotation names."""
+
+
+def scrape_target(pod: Pod) -> tuple[str, str] | None:
+    """URL and metric of a pod that wants to be asked, or None: at its own address, whatever its annotations say. Raises Garbage
+    where they contradict, or nobody knows its address."""
+    metric, port = pod.annotations.get(LATENCY_METRIC_KEY), pod.annotations.get(PORT_KEY, "")
+    if pod.annotations.get(SCRAPE_KEY) != "true" or metric is None:
+        return None
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise InvalidIndicator(f"annotation {PORT_KEY}: {port!r} is not a port; write a number from 1 to 65535")
+    path = pod.annotations.get(PATH_KEY, "/metrics")
+    if not path.startswith("/"):
+        raise InvalidIndicator(f"annotation {PATH_KEY}: {path!r} does not start with a slash")
+    if pod.address is None:
+        raise InvalidIndicator("nobody says what IP address it has; the kubelet does soon after the pod was started")
+    host = f"[{pod.address}]" if ":" in pod.address else pod.address
+    return f"http://{host}:{port}{path}", metric
+
+
+def parse_histogram(text: str, metric: str, sampled_at_ns: int) -> RequestLatency:
+    """The classic histogram of that name, its series added up. Raises Garbage where there is none that holds."""
+    series: dict[frozenset[tuple[str, str]], dict[float, float]] = {}
+    total_s = 0.0
+    for name, labels, value in _samples(text, metric):
+        if name == f"{metric}_bucket":
+            bound = _bound(labels.pop("le", ""))
+            series.setdefault(frozenset(labels.items()), {})[bound] = value
+        elif name == f"{metric}_sum":
+            total_s += value
+    bounds = {tuple(sorted(buckets)) for buckets in series.values()}
+    if len(bounds) > 1:
+        raise InvalidIndicator(
+            f"the series of {metric} have different buckets and cannot be added up; give all the same"
+        )
+    shared = bounds.pop() if bounds else ()
+    counts = [sum(buckets[bound] for buckets in series.values()) for bound in shared]
+    whole = all(0 <= count < MAX_COUNT for count in counts) and math.isfinite(total_s)
+    if len(shared) < 2 or shared[-1] != math.inf or not whole or any(a > b for a, b in pairwise(counts)):
+        raise InvalidIndicator(
+            f"no histogram {metric} with cumulative buckets up to +Inf; see annotation {LATENCY_METRIC_KEY}"
+        )
+    return RequestLatency(
+        bounds_s=shared[:-1],
+        buckets=tuple(int(count) for count in counts),
+        sum_s=total_s,
+        sampled_at_ns=sampled_at_ns,
+    )
+
+
+def _samples(text: str, metric: str) -> list[tuple[str, dict[str, str], float]]:
+    wanted = (metric, f"# TYPE {metric} ")
+    lines = [line for line in text.split("\n") if line.startswith(wanted)]
+    length = sum(map(len, lines))
+    if length > MAX_HISTOGRAM_CHARS:
+        remedy = "publish fewer or shorter labels"
+        raise InvalidIndicator(f"{metric} has {length} characters, more than {MAX_HISTOGRAM_CHARS}; {remedy}")
+    try:
+        return [
+            (sample.name, dict(sample.labels), sample.value)
+            for family in text_string_to_metric_families("\n".join(lines) + "\n")
+            if family.name == metric
+            for sample in family.samples
+        ]
+    except Exception as error:  # noqa: BLE001 - the parser raises whatever its string handling meets
+        raise InvalidIndicator(f"not a Prometheus exposition: {error!s:.200}") from None
+
+
+def _bound(text: str) -> float:
+    try:
+        bound = float(text)
+    except ValueError:
+        bound = math.nan
+    if math.isnan(bound):
+        raise InvalidIndicator(f"bucket bound le={text[:40]!r} is not a number")
+    return bound
+
+
+class PodIndicatorScraper:
+    """Polls the pods' endpoints in the background; `latest` is what they answered last."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, RequestLatency] = {}
+        self._errors: dict[str, str] = {}
+        self._parser = ThreadPoolExecutor(1, "indicators")
+
+    def latest(self) -> Mapping[str, RequestLatency]:
+        """The last answer of each pod that is still asked, by pod key."""
+        return dict(self._latest)
+
+    def errors(self) -> Mapping[str, str]:
+        """Why a pod's last answer is old or missing, by pod key."""
+        return dict(self._errors)
+
+    async def run(self, pods_of: Callable[[], tuple[Pod, ...]]) -> None:
+        """Ask every pod every INTERVAL_S until cancelled."""
+        async with aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=_HEADERS,
+            auto_decompress=False,
+        ) as session:
+            while True:
+                pods = pods_of()
+                await asyncio.gather(*(self._ask(session, pod) for pod in pods), asyncio.sleep(INTERVAL_S))
+                self._keep({pod.key for pod in pods if LATENCY_METRIC_KEY in pod.annotations})
+
+    def _keep(self, asked: set[str]) -> None:
+        self._latest = {key: value for key, value in self._latest.items() if key in asked}
+        self._errors = {key: value for key, value in self._errors.items() if key in asked}
+
+    async def _ask(self, session: aiohttp.ClientSession, pod: Pod) -> None:
+        try:
+            wanted = scrape_target(pod)
+            if wanted is None:
+                return
+            url, metric = wanted
+            text = await _fetch(session, url)
+            parsing = partial(parse_histogram, text, metric, time.monotonic_ns())
+            self._latest[pod.key] = await asyncio.get_running_loop().run_in_executor(self._parser, parsing)
+            self._errors.pop(pod.key, None)
+        except TimeoutError:
+            self._errors[pod.key] = f"no answer within {TIMEOUT_S} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            self._errors[pod.key] = str(error) or type(error).__name__
+        except Exception as error:
+            # One pod's answer must not end the polling of all others.
+            self._errors[pod.key] = f"{type(error).__name__}: {error}"
+            log.exception("asking %s for its latency failed", pod.key)
+
+
+async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
+    async with session.get(url, allow_redirects=False) as response:
+        if response.status != 200:
+            raise InvalidIndicator(f"{url} answered with status {response.status}")
+        if encoding := response.headers.get("Content-Encoding", "identity").strip().lower().replace("identity", ""):
+            raise InvalidIndicator(f"{url} answered in encoding {encoding[:40]!r}, which was not asked for")
+        body = bytearray()
+        while len(body) <= MAX_BYTES and (piece := await response.content.read(MAX_BYTES + 1 - len(body))):
+            body += piece
+    if len(body) > MAX_BYTES:
+        raise InvalidIndicator(f"{url} answered with more than {MAX_BYTES} bytes")
+    return body.decode(errors="replace")

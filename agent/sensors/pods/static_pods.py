@@ -1,0 +1,195 @@
+"""Reads pods from a YAML file and rereads it when it changes.
+At start an invalid file is refused with file, field and remedy; later the last valid pods stay in force and the
+error is reported with every snapshot.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.sensors.pods.pod_spec import (
+    LOOPBACK,
+    PodFieldPaths,
+    PodParsingContext,
+    RawPod,
+    is_manifest,
+    pod_from_spec,
+    read_manifest,
+)
+from agent.sensors.pods.resource_quantities import PodFieldError
+from api.interfaces import Unavailable
+from api.pod import Pod
+from common.files import read_small_file
+from common.yaml_guard import MAX_DOCUMENT_BYTES, YamlDocumentError, check_yaml
+
+MTIME_SETTLE_NS = 100_000_000
+"""A file that was written so short a time before it was read is read again: its time stamp may not tell of a next write."""
+_DEFAULT_CONTEXT = PodParsingContext()
+_FIELD_IN_ERROR = re.compile(r" - at `(?:key in )?\$\.?(?P<field>[^`]*)`$")
+_MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>\w+)`")
+
+
+class PodsError(ValueError):
+    """The file cannot hold; the message names file, field and remedy."""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pods: list[RawPod]
+
+
+class StaticPods:
+    """A PodSource (api.interfaces) over one file. Raises PodsError when made from a file that cannot hold."""
+
+    def __init__(self, path: Path, context: PodParsingContext = _DEFAULT_CONTEXT) -> None:
+        self._path, self._door = path, context
+        self._signature: tuple[int, ...] = ()
+        self._error = ""
+        self._pods = self._load()
+
+    def read(self) -> tuple[Pod, ...]:
+        """The file's pods. Raises Unavailable while the file cannot be read or cannot hold."""
+        if self._changed():
+            try:
+                self._pods, self._error = self._load(), ""
+            except PodsError as error:
+                self._error = str(error)
+        if self._error:
+            raise Unavailable(self._error, "mend the file; until then the pods that it listed before stay in force")
+        return self._pods
+
+    def _changed(self) -> bool:
+        return not self._signature or self._stat() != self._signature
+
+    def _stat(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        if time.time_ns() - found.st_mtime_ns < MTIME_SETTLE_NS:
+            return ()
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    def _load(self) -> tuple[Pod, ...]:
+        # The signature is taken before the text: what is written in between is seen as a change.
+        self._signature = self._stat()
+        try:
+            content = read_small_file(self._path, MAX_DOCUMENT_BYTES)
+        except OSError as error:
+            raise PodsError(
+                f"{self._path}: cannot be read: {error.strerror}; name an existing file with --pods"
+            ) from None
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            raise PodsError(f"{self._path}: not UTF-8 text at byte {error.start}; is this the right file?") from None
+        return parse_pods(text, str(self._path), self._door)
+
+
+class NoPods:
+    """A PodSource of a node on which nobody says what is a pod: everything is watched, nothing is managed."""
+
+    def read(self) -> tuple[Pod, ...]:
+        return ()
+
+
+def parse_pods(text: str, source: str, context: PodParsingContext = _DEFAULT_CONTEXT) -> tuple[Pod, ...]:
+    """Pods from YAML or JSON, in our own form or as Kubernetes' objects; `source` names the text in errors.
+
+    Raises PodsError. What does not keep a pod from being one is among its `problems`.
+    """
+    try:
+        check_yaml(text)
+        document = msgspec.yaml.decode(text)
+    except YamlDocumentError as error:
+        raise PodsError(f"{source}: {error}") from None
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+        # PyYAML builds dates and numbers, and lets their own errors out.
+        raise PodsError(f"{source}: a value cannot be read: {' '.join(str(error).split())}") from None
+    if document is None:
+        raise PodsError(f"{source}: empty; write `pods: []` where there are none")
+    try:
+        return _parse_manifest(document, context) if is_manifest(document) else _parse_pods_file(document, context)
+    except msgspec.ValidationError as error:
+        raise PodsError(f"{source}: {_validation_text(error)}") from None
+    except PodFieldError as error:
+        raise PodsError(f"{source}: {error}") from None
+
+
+def _parse_pods_file(document: object, door: PodParsingContext) -> tuple[Pod, ...]:
+    raws = msgspec.convert(document, _File).pods
+    places = [PodFieldPaths(f"pods[{index}]", f"pods[{index}]") for index in range(len(raws))]
+    # Whoever writes our own form lists what shares the node's network.
+    pods = _pods(raws, places, door)
+    return tuple(msgspec.structs.replace(pod, address=LOOPBACK) for pod in pods)
+
+
+def _pods(raws: Sequence[RawPod], places: Sequence[PodFieldPaths], door: PodParsingContext) -> tuple[Pod, ...]:
+    pods = []
+    for raw, place in zip(raws, places, strict=True):
+        try:
+            pods.append(pod_from_spec(raw, place, door))
+        except PodFieldError as error:
+            raise error.of(raw.name) from None
+    _check_unique(pods, places, raws)
+    return tuple(pods)
+
+
+def _parse_manifest(document: Mapping[str, Any], door: PodParsingContext) -> tuple[Pod, ...]:
+    found = read_manifest(document)
+    pods = _pods([each.raw for each in found], [each.place for each in found], door)
+    return tuple(
+        msgspec.structs.replace(pod, uid=each.uid or pod.uid, address=each.address)
+        for pod, each in zip(pods, found, strict=True)
+    )
+
+
+def _validation_text(error: msgspec.ValidationError) -> str:
+    text = str(error)
+    match = _FIELD_IN_ERROR.search(text)
+    field = (match["field"] if match else "") or "top level"
+    reason = text[: match.start()] if match else text
+    if missing := _MISSING_FIELD.search(reason):
+        field = f"{field}.{missing['field']}".removeprefix("top level.")
+        return f"{field}: is missing; write it, docs/operations.md shows a whole file"
+    if reason.startswith("Expected `str`") and not reason.endswith("`null`"):
+        return f"{field}: is not text; write it in quotes"
+    return f"{field}: {reason[:1].lower()}{reason[1:]}; docs/operations.md shows a whole file"
+
+
+def _check_unique(pods: Sequence[Pod], places: Sequence[PodFieldPaths], raws: Sequence[RawPod]) -> None:
+    keys: dict[str, str] = {}
+    cgroups: dict[str, str] = {}
+    for pod, place, raw in zip(pods, places, raws, strict=True):
+        if other := keys.get(pod.key):
+            raise PodFieldError(
+                f"{place.metadata}.name", f"{pod.key} is {other} already; give it another name or namespace"
+            )
+        keys[pod.key] = place.metadata
+        names: set[str] = set()
+        count = len(raw.containers)
+        for position, container in enumerate(pod.containers):
+            listed = f"containers[{position}]" if position < count else f"initContainers[{position - count}]"
+            field = f"{place.spec}.{listed}"
+            if container.name in names:
+                raise PodFieldError(
+                    f"{field}.name", f"{container.name!r} is the name of another container; name each once"
+                )
+            names.add(container.name)
+            if other := cgroups.get(container.cgroup):
+                raise PodFieldError(f"{field}.cgroup", f"{container.cgroup} is that of {other} already; list it once")
+            cgroups[container.cgroup] = field
+    for path, field in cgroups.items():
+        for ancestor in _ancestors(path):
+            if other := cgroups.get(ancestor):
+                raise PodFieldError(f"{field}.cgroup", f"{path} is inside that of {other}; manage one of the two")
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path

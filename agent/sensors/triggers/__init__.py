@@ -1,0 +1,1 @@
+"""Wakes the loop when the kernel reports memory or CPU pressure."""

@@ -1,0 +1,353 @@
+"""Parses Katalyst's enhancement annotations and the service profile of a pod.
+Pure. Nothing here raises: an unreadable value is replaced by the harmless one and reported as a problem that names
+the annotation, the field and the remedy. Enhancement values are strings in JSON objects, or annotations of their
+own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from api.cpu import parse_cpu_list
+from api.qos import CPU_KEY, MEMORY_KEY, NETWORK_KEY, AnnotationMapping, BurstPolicy, Enhancements, QoSLevel
+
+OOM_PRIORITY_BOUNDS = {
+    QoSLevel.RECLAIMED: (-100, -1),
+    QoSLevel.SHARED: (0, 99),
+    QoSLevel.DEDICATED: (100, 199),
+    QoSLevel.SYSTEM: (200, 299),
+}
+"""Bounds of oom_priority; the lower one is the default."""
+OOM_PRIORITY_NEVER, OOM_PRIORITY_IGNORE = 300, -300
+RSS_THRESHOLD_UNREACHABLE = 1e18
+"""rss_overuse_threshold of a pod whose own cannot be read: nothing reaches it, so it is not evicted by mistake."""
+_DEFAULT_MAPPING = AnnotationMapping()
+_ALL_LEVELS = tuple(QoSLevel)
+_NOT_SYSTEM = (QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.RECLAIMED)
+_INTEGER = re.compile(r"[+-]?\d{1,9}", re.ASCII)
+_NUMBER = re.compile(r"\+?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_POOL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_RESERVED_POOL = re.compile(r"reclaim|reserve|dedicated|interrupt|fallback|isolation.*|system-.*|.*-NUMA\d+", re.ASCII)
+"""Names of pools that the agent itself makes."""
+_SYSTEM_POOL = re.compile(r"reserve|system-.*", re.ASCII)
+"""Those of them that system_cores pods may name, and nobody else."""
+
+_ParsedValue = tuple[Any, str]
+"""The value that is taken, and what was wrong with the text; empty where nothing was."""
+
+
+class _EnhancementRule(NamedTuple):
+    section: str
+    """The annotation whose object holds it; empty where it is an annotation of its own."""
+    field: str
+    """Of Enhancements; empty where it has no effect."""
+    levels: Sequence[QoSLevel]
+    read: Callable[[str, QoSLevel], _ParsedValue]
+
+
+def parse_enhancements(
+    annotations: Mapping[str, str],
+    level: QoSLevel,
+    dialect: AnnotationMapping = _DEFAULT_MAPPING,
+    numa_nodes: Collection[int] | None = None,
+) -> tuple[Enhancements, tuple[str, ...]]:
+    """What a pod of this level asks for, and one sentence for each thing that is wrong with how it does.
+
+    Enhancements that the level does not know are left out. NUMA nodes that the machine lacks (`numa_nodes`; None where
+    that is not known here) stay asked for: whoever places the pod has to refuse it, not put it elsewhere.
+    """
+    said, problems = _collect_enhancements(annotations, dialect)
+    values: dict[str, Any] = {"oom_priority": OOM_PRIORITY_BOUNDS[level][0]}
+    for name, (where, text) in said.items():
+        rule = _ENHANCEMENT_RULES[name]
+        if level in rule.levels:
+            value, problem = rule.read(text, level)
+            if rule.field:
+                values[rule.field] = value
+        else:
+            problem = f"is for {' and '.join(rule.levels)} only, this pod has {level.value}; remove it"
+        if problem:
+            problems.append(f"{where}: {problem}")
+    for name, text in dialect.defaults.items():
+        usual = _ENHANCEMENT_RULES.get(name)
+        if usual is not None and name not in said and level in usual.levels and usual.field:
+            values[usual.field] = usual.read(text, level)[0]
+    found = _drop_unsupported(Enhancements(**values), level, said, problems)
+    _check_nodes(found, said, numa_nodes, problems)
+    return found, tuple(problems)
+
+
+def parse_numa_bind_result(
+    annotations: Mapping[str, str], dialect: AnnotationMapping = _DEFAULT_MAPPING
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """NUMA nodes of numa_bind_result (`1`, or a list), none for -1, and what is wrong with it."""
+    text = annotations.get(dialect.numa_bind_result_key, "-1").strip()
+    nodes, problem = ((), "") if text == "-1" else _parse_numa_nodes(text, QoSLevel.SHARED)
+    return nodes or (), ((f"annotation {dialect.numa_bind_result_key}: {problem}",) if problem else ())
+
+
+def validate_default_enhancement(name: str, text: str) -> str:
+    """What is wrong with a default of that enhancement; empty where some level can take it."""
+    rule = _ENHANCEMENT_RULES.get(name)
+    if rule is None:
+        return f"there is no such enhancement; choose from {', '.join(_ENHANCEMENT_RULES)}"
+    found = [rule.read(text, level)[1] for level in rule.levels]
+    return found[0] if all(found) else ""
+
+
+def _collect_enhancements(
+    annotations: Mapping[str, str], dialect: AnnotationMapping
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Enhancements by name: where they stand, for people, and their text. A name counts most where it belongs, then in
+    another of the three objects, then alone."""
+    said: dict[str, tuple[str, str]] = {}
+    problems: list[str] = []
+    astray: dict[str, tuple[str, str]] = {}
+    for section in (MEMORY_KEY, CPU_KEY, NETWORK_KEY):
+        key = section if section in annotations else dialect.renamed.get(section, section)
+        for name, text in _decode_object(annotations, key, problems).items():
+            where = f"annotation {key}: {name}"
+            rule = _ENHANCEMENT_RULES.get(name)
+            if rule is None or not rule.section:
+                known = ", ".join(known for known, rule in _ENHANCEMENT_RULES.items() if rule.section == section)
+                problems.append(f"annotation {key}: {name!r:.80} is no enhancement of it; it has {known}")
+            elif rule.section == section:
+                said[name] = (where, text)
+            else:
+                astray[name] = (where, text)
+                problems.append(f"{where}: belongs in {rule.section}; write it there")
+    own = {"numa_number": dialect.numa_number_key, "numa_ids": dialect.numa_ids_key}
+    alone = {name: own.get(name, name) for name in _ENHANCEMENT_RULES}
+    flat = {name: (f"annotation {key}", annotations[key]) for name, key in alone.items() if key in annotations}
+    return {**flat, **astray, **said}, problems
+
+
+def _decode_object(annotations: Mapping[str, str], key: str, problems: list[str]) -> dict[str, str]:
+    """One JSON object of strings; empty with a problem where it is anything else, as a whole, which is Katalyst's way."""
+    if key not in annotations:
+        return {}
+    where, example = f"annotation {key}", """write it like '{"name": "value"}'"""
+    try:
+        found = msgspec.json.decode(annotations[key])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        problems.append(f"{where}: {annotations[key]!r:.80} is not JSON; {example}; until then all of it is ignored")
+        return {}
+    if not isinstance(found, dict):
+        problems.append(f"{where}: {annotations[key]!r:.80} is no JSON object; {example}; it is ignored")
+        return {}
+    for name, value in found.items():
+        if not isinstance(value, str):
+            told = msgspec.json.encode(value).decode()[:80]
+            remedy = f'write "{told}"' if isinstance(value, (bool, int, float)) else "write text in quotes"
+            problems.append(f"{where}: {name!r:.80}: {told} is not text; {remedy}; until then all of it is ignored")
+            return {}
+    return found
+
+
+def _drop_unsupported(
+    found: Enhancements, level: QoSLevel, said: Mapping[str, tuple[str, str]], problems: list[str]
+) -> Enhancements:
+    """Without what the rest does not allow."""
+    if found.numa_binding:
+        return found
+    if level is QoSLevel.DEDICATED:
+        problems.append(
+            f"annotation {MEMORY_KEY}: numa_binding: is missing: {level.value} pods get CPUs only on NUMA nodes that "
+            """they are bound to; write '{"numa_binding": "true"}'"""
+        )
+    for name in ("numa_ids", "numa_number"):
+        # With dedicated_cores the line above has said it all.
+        if name in said and level is not QoSLevel.DEDICATED and level in _ENHANCEMENT_RULES[name].levels:
+            problems.append(f"{said[name][0]}: has no effect without numa_binding; add that to {MEMORY_KEY}")
+    return msgspec.structs.replace(found, numa_exclusive=False, numa_ids=None, numa_number=None)
+
+
+def _check_nodes(
+    found: Enhancements, said: Mapping[str, tuple[str, str]], numa_nodes: Collection[int] | None, problems: list[str]
+) -> None:
+    """Tell of nodes that contradict each other or that the machine lacks."""
+    where = {name: said[name][0] if name in said else f"default of {name}" for name in ("numa_ids", "numa_number")}
+    ids, number = found.numa_ids, found.numa_number
+    if ids is not None and number not in (None, len(ids)):
+        problems.append(
+            f"{where['numa_ids']}: names {len(ids)} nodes, numa_number says {number}; the ids count, remove the number"
+        )
+    if numa_nodes is None:
+        return
+    lacking = sorted(set(ids or ()) - set(numa_nodes))
+    if lacking:
+        problems.append(f"{where['numa_ids']}: this machine has no NUMA node {lacking[0]}; name others")
+    elif ids is None and number is not None and number > len(numa_nodes):
+        problems.append(
+            f"{where['numa_number']}: this machine has {len(numa_nodes)} NUMA nodes, not {number}; ask for fewer"
+        )
+
+
+def _parse_flag(text: str, _level: QoSLevel) -> _ParsedValue:
+    return text == "true", "" if text in (
+        "true",
+        "false",
+    ) else f'{text!r:.80} counts as "false"; write "true" or "false"'
+
+
+def _parse_numa_share(text: str, _level: QoSLevel) -> _ParsedValue:
+    return text != "false", "" if text in (
+        "true",
+        "false",
+    ) else f'{text!r:.80} counts as "true"; write "true" or "false"'
+
+
+def _parse_rss_threshold(text: str, _level: QoSLevel) -> _ParsedValue:
+    value = _parse_number(text)
+    if value:
+        return value, ""
+    return (
+        RSS_THRESHOLD_UNREACHABLE,
+        f"{text!r:.80} is no number above 0; write one such as 1.2, until then the pod is never evicted for it",
+    )
+
+
+def _parse_tolerance(text: str, _level: QoSLevel) -> _ParsedValue:
+    value = _parse_number(text)
+    return value, "" if value is not None else f"{text!r:.80} is no number; write one such as 1.5; it bears everything"
+
+
+def _parse_oom_priority(text: str, level: QoSLevel) -> _ParsedValue:
+    low, high = OOM_PRIORITY_BOUNDS[level]
+    if not _INTEGER.fullmatch(text):
+        return low, f"{text!r:.80} is no whole number; write one from {low} to {high}, taken as {low}"
+    value = int(text)
+    if value == OOM_PRIORITY_NEVER:
+        return value, ""
+    if value == OOM_PRIORITY_IGNORE:
+        # Ignoring a priority is to have none of one's own.
+        return low, ""
+    taken = max(low, min(high, value))
+    outside = f"{value} is outside of {low} to {high}, those of {level.value}; taken as {taken}, write that"
+    return taken, "" if taken == value else outside
+
+
+def _parse_pool(text: str, level: QoSLevel) -> _ParsedValue:
+    if not _POOL.fullmatch(text):
+        return "", f"{text!r:.80} is no name of a pool; use letters, digits, '-', '.' and '_', at most 63"
+    if _RESERVED_POOL.fullmatch(text) and not (level is QoSLevel.SYSTEM and _SYSTEM_POOL.fullmatch(text)):
+        return "", f"{text!r:.80} is a pool that the agent makes itself; choose another name"
+    return text, ""
+
+
+def _parse_burst_policy(text: str, _level: QoSLevel) -> _ParsedValue:
+    try:
+        return BurstPolicy(text), ""
+    except ValueError:
+        return BurstPolicy.DEFAULT, f"{text!r:.80} is no policy; use one of {', '.join(BurstPolicy)}"
+
+
+def _parse_percent(text: str, _level: QoSLevel) -> _ParsedValue:
+    value = _parse_number(text)
+    if value is None:
+        return None, f"{text!r:.80} is no percentage; write a number from 0 to 100"
+    return min(value, 100.0), "" if value <= 100 else f"{text!r:.80} is more than 100, and counts as 100; write that"
+
+
+def _ignore_threshold(_text: str, _level: QoSLevel) -> _ParsedValue:
+    return None, "has no effect, here or in Katalyst; remove it"
+
+
+def _network(_text: str, _level: QoSLevel) -> _ParsedValue:
+    return None, "has no effect here: a pod gets the network card with the most free bandwidth; remove it"
+
+
+def _parse_numa_count(text: str, _level: QoSLevel) -> _ParsedValue:
+    value = int(text) if _INTEGER.fullmatch(text) else 0
+    return (value, "") if value > 0 else (None, f"{text!r:.80} is no number of NUMA nodes; write one such as 1 or 2")
+
+
+def _parse_numa_nodes(text: str, _level: QoSLevel) -> _ParsedValue:
+    try:
+        nodes = parse_cpu_list(text)
+    except ValueError:
+        nodes = ()
+    return (nodes, "") if nodes else (None, f"{text!r:.80} is no list of NUMA nodes; write one such as 0 or 0-1,3")
+
+
+def _parse_number(text: str) -> float | None:
+    """Zero and above, and finite; None for any other text."""
+    value = float(text) if _NUMBER.fullmatch(text) else math.inf
+    return value if math.isfinite(value) else None
+
+
+_ENHANCEMENT_RULES: Mapping[str, _EnhancementRule] = {
+    "numa_binding": _EnhancementRule(MEMORY_KEY, "numa_binding", _NOT_SYSTEM, _parse_flag),
+    "numa_exclusive": _EnhancementRule(MEMORY_KEY, "numa_exclusive", (QoSLevel.DEDICATED,), _parse_flag),
+    "rss_overuse_threshold": _EnhancementRule(MEMORY_KEY, "rss_overuse_threshold", _ALL_LEVELS, _parse_rss_threshold),
+    "oom_priority": _EnhancementRule(MEMORY_KEY, "oom_priority", _ALL_LEVELS, _parse_oom_priority),
+    "cpuset_pool": _EnhancementRule(CPU_KEY, "cpuset_pool", (QoSLevel.SHARED, QoSLevel.SYSTEM), _parse_pool),
+    "numa_share": _EnhancementRule(CPU_KEY, "numa_share", _NOT_SYSTEM, _parse_numa_share),
+    "suppression_tolerance_rate": _EnhancementRule(
+        CPU_KEY, "suppression_tolerance_rate", (QoSLevel.RECLAIMED,), _parse_tolerance
+    ),
+    "cpu_burst_policy": _EnhancementRule(
+        CPU_KEY, "burst_policy", (QoSLevel.SHARED, QoSLevel.DEDICATED), _parse_burst_policy
+    ),
+    "cpu_burst_percent": _EnhancementRule(
+        CPU_KEY, "burst_percent", (QoSLevel.SHARED, QoSLevel.DEDICATED), _parse_percent
+    ),
+    "cpu_burst_threshold": _EnhancementRule(CPU_KEY, "", _ALL_LEVELS, _ignore_threshold),
+    "align_by_socket": _EnhancementRule(CPU_KEY, "align_by_socket", _NOT_SYSTEM, _parse_flag),
+    "distribute_evenly_across_numa": _EnhancementRule(CPU_KEY, "distribute_evenly", _NOT_SYSTEM, _parse_flag),
+    "full_pcpus_pairing": _EnhancementRule(CPU_KEY, "full_cores", _NOT_SYSTEM, _parse_flag),
+    "namespace_type": _EnhancementRule(NETWORK_KEY, "", _ALL_LEVELS, _network),
+    "topology_affinity_restricted": _EnhancementRule(NETWORK_KEY, "", _ALL_LEVELS, _network),
+    "numa_number": _EnhancementRule("", "numa_number", _NOT_SYSTEM, _parse_numa_count),
+    "numa_ids": _EnhancementRule("", "numa_ids", _NOT_SYSTEM, _parse_numa_nodes),
+}
+"""Every enhancement that Katalyst documents."""
+
+PROFILE_KEY = "dioptase.io/service-profile"
+REQUEST_P99_MS = "request_p99_ms"
+"""Indicator: the time within which 99 of 100 requests were answered, as the pod itself publishes it."""
+IndicatorBound = Annotated[float, Meta(gt=0, lt=1e12)]
+
+
+class IndicatorTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a service profile says of one indicator."""
+
+    lower: IndicatorBound | None = None
+    upper: IndicatorBound | None = None
+    """Goes before `lower`."""
+
+
+class ServiceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Of one pod; the default says nothing."""
+
+    targets: Mapping[str, IndicatorTarget] = {}
+    """[extendedIndicator] By indicator, in its unit."""
+    disable_reclaim_level: Literal["", "Pod", "NUMA", "Socket", "Node"] = ""
+    """[disableReclaimLevel] Nothing is lent of the pod, its NUMA nodes, their sockets or the whole node; empty lends."""
+    memory_offloading: Mapping[str, Any] = {}
+    """[transparentMemoryOffloading] Settings of `memory.offloading.default`, by their names there."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether what the pod leaves idle may be lent."""
+        return not self.disable_reclaim_level
+
+
+def parse_service_profile(annotations: Mapping[str, str]) -> tuple[ServiceProfile, tuple[str, ...]]:
+    """The profile of a pod's annotations and what is wrong with it. Of a pod whose profile cannot be read nothing is lent."""
+    text = annotations.get(PROFILE_KEY)
+    if text is None:
+        return ServiceProfile(), ()
+    try:
+        return msgspec.json.decode(text, type=ServiceProfile), ()
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        remedy = (
+            'write JSON such as {"targets": {"request_p99_ms": {"upper": 20}}}; until then nothing of the pod is lent'
+        )
+        return ServiceProfile(disable_reclaim_level="Pod"), (f"annotation {PROFILE_KEY}: {error}; {remedy}",)

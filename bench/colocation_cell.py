@@ -1,0 +1,318 @@
+"""Runs and measures one cell of the colocation benchmark: one mode in one scenario, in fresh cgroups."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import JournalEntry, OutcomeStatus
+from api.histogram import quantile_ns
+from api.measurements import RunqLatency
+from api.rates import runq_latency_delta
+from bench.colocation_modes import BATCH, ONLINE, ColocationMode, ModeKnobs, Scenario
+from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times, wait_until_ready
+from cli.agent_process import AgentExited, AgentProcess, free_port
+from demo.cgroups import DemoCgroups
+from demo.counters import ClientCell
+from demo.schedule import Schedule
+from demo.workloads import DemoWorkloads, WorkloadSize
+from exporters.view.cycle_view import View
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+WARMUP_S = 2.0
+AGENT_WARMUP_S = 12.0
+"""After a breach the agent lends step by step, 10 % of the node a second; what is measured is what it arrives at."""
+PODS = f"""pods:
+- name: online
+  annotations: {{katalyst.kubewharf.io/qos_level: shared_cores}}
+  containers: [{{name: online, cgroup: /{ONLINE}}}]
+- name: batch
+  annotations: {{katalyst.kubewharf.io/qos_level: reclaimed_cores}}
+  containers: [{{name: batch, cgroup: /{BATCH}}}]
+"""
+
+
+class MeasurementNoise(msgspec.Struct, frozen=True):
+    """Shares of all CPU time. Where the agent runs, those with the warm-up if they are larger: it remembers."""
+
+    others: float
+    """Used by neither the workloads nor the client nor the agent."""
+    stolen: float
+    """Taken by the hypervisor."""
+
+    def or_worse(self, other: MeasurementNoise) -> MeasurementNoise:
+        """The larger one of each."""
+        return MeasurementNoise(max(self.others, other.others), max(self.stolen, other.stolen))
+
+
+class AgentActivity(msgspec.Struct, frozen=True):
+    """What the agent did in the measured time."""
+
+    reclaimable_cores: float = msgspec.field(name="lent_cores")
+    """Average over its rounds."""
+    changes: int
+    """Values changed."""
+
+
+class RunqLatencyQuantiles(msgspec.Struct, frozen=True):
+    """Milliseconds; quantiles are None where the source knows sums only."""
+
+    mean_ms: float
+    p50_ms: float | None
+    p99_ms: float | None
+    p999_ms: float | None
+
+
+class CellResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of one cell. Latencies include what was lost, with its age at the timeout."""
+
+    mode: str
+    scenario: str
+    round: int
+    seconds: float
+    requests: int
+    lost: int
+    p50_ms: float
+    p99_ms: float
+    p999_ms: float
+    units_per_s: float
+    node_use: float
+    """Busy share of all CPU time, 0 to 1."""
+    online_us: float
+    """CPU time of the service for one request."""
+    client_cores: float
+    lag_us: float
+    """How late the client sent, on average."""
+    noise: MeasurementNoise
+    lending: AgentActivity | None = None
+    """Where the agent ran."""
+    waits: RunqLatencyQuantiles | None = None
+    """Run-queue waits of the online cgroup, where they were asked for."""
+
+
+class CounterMarks(msgspec.Struct, frozen=True):
+    """Counters at one end of the measured time."""
+
+    wall_ns: int
+    units: int
+    node: NodeTimes
+    online_ns: int
+    client_ns: int
+    rest_ns: int
+    """CPU time of the batch job and of the agent."""
+    answered: int
+    wait: RunqLatency | None
+
+
+RunqLatencyReader = Callable[[int], RunqLatency | None]
+"""Run-queue waits so far of the cgroup with this id."""
+
+
+def quantile_ms(latencies_ns: Sequence[int], q: float) -> float:
+    """The q-quantile of sorted latencies; the nearest sample, no interpolation."""
+    if not latencies_ns:
+        return float("nan")
+    return latencies_ns[min(len(latencies_ns) - 1, int(q * len(latencies_ns)))] / NS_PER_MS
+
+
+@contextmanager
+def bench_cgroups(hierarchy: Hierarchy) -> Iterator[DemoCgroups]:
+    groups = DemoCgroups.make(hierarchy.v1, hierarchy.v2, (ONLINE, BATCH))
+    try:
+        yield groups
+    finally:
+        groups.remove()
+
+
+class CellSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What all cells of a run have in common."""
+
+    hierarchy: Hierarchy
+    cpus: tuple[int, ...]
+    size: WorkloadSize
+    pieces: int
+    """Work on memory that costs as much as a request, where nobody disturbs it."""
+    seconds: float
+    """Measured time of a cell, after its warm-up."""
+    waits: RunqLatencyReader | None = None
+
+
+class RunningCell(msgspec.Struct, frozen=True):
+    """The workloads in their cgroups, and the agent where the mode has one."""
+
+    groups: DemoCgroups
+    loads: DemoWorkloads
+    agent: AgentProcess | None
+    samples: Path
+    """What the client writes when it ends."""
+
+
+@contextmanager
+def running_cell(
+    bed: CellSetup, mode: ColocationMode, scenario: Scenario, schedule: Schedule, **client: object
+) -> Iterator[RunningCell]:
+    """Everything of one cell, from fresh cgroups on; it is gone afterwards."""
+    with bench_cgroups(bed.hierarchy) as groups, tempfile.TemporaryDirectory(prefix="dioptase-bench-") as name:
+        directory = Path(name)
+        loads = DemoWorkloads(bed.size, directory, groups.procs(ONLINE), groups.procs(BATCH))
+        agent: AgentProcess | None = None
+        try:
+            if mode.run_cycle is not None:
+                mode.run_cycle(ModeKnobs(bed.hierarchy, groups, bed.cpus, scenario.load))
+            if mode.agent_config is not None:
+                # Before the load, beside which its probes would be compiled for long: that child gives way to everybody.
+                agent = start_agent(directory, mode.agent_config)
+            loads.start_online(pieces=bed.pieces if scenario.memory else None)
+            if mode.batch:
+                loads.start_batch(idle=mode.sched_idle, memory=scenario.memory)
+            samples = directory / "samples"
+            loads.start_client(schedule, samples=samples, **client)  # type: ignore[arg-type]
+            yield RunningCell(groups, loads, agent, samples)
+        finally:
+            loads.stop()
+            if agent is not None:
+                agent.stop()
+            loads.close()
+
+
+def start_agent(directory: Path, config: str) -> AgentProcess:
+    """The real agent process on the bench's pods, acting, once it has finished a round and loaded its probes."""
+    (directory / "pods.yaml").write_text(PODS)
+    (directory / "agent.yaml").write_text(config)
+    files = (("--pods", "pods.yaml"), ("--config", "agent.yaml"), ("--state-dir", "state"))
+    options = [text for option, name in files for text in (option, str(directory / name))]
+    with (directory / "agent.log").open("wb") as log:
+        agent = AgentProcess([*options, "--act", "on"], port=free_port(), output=log)
+    try:
+        wait_until_ready(agent)
+    except AgentExited as error:
+        agent.stop()
+        said = (directory / "agent.log").read_text(errors="replace").strip().splitlines()
+        raise RuntimeError(f"{error}: {' / '.join(said[-3:])}") from error
+    return agent
+
+
+def measure_cell(bed: CellSetup, mode: ColocationMode, scenario: Scenario, round_number: int) -> CellResult:
+    """Run one cell."""
+    warmup, seconds = warmup_s(mode), bed.seconds
+    schedule = scenario.schedule(bed.size, seconds, warmup)
+    client: dict[str, object] = {"duration_s": warmup + seconds + 0.5, "seed": round_number, "warmup_s": warmup}
+    with running_cell(bed, mode, scenario, schedule, **client) as running:
+        loads, agent = running.loads, running.agent
+        cgroup_id = (bed.hierarchy.primary / ONLINE).stat().st_ino
+        while not loads.client[ClientCell.STARTED_NS]:
+            time.sleep(0.01)
+        began = _mark(loads, agent, cgroup_id, None)
+        time.sleep(warmup)
+        before = _mark(loads, agent, cgroup_id, bed.waits)
+        time.sleep(seconds)
+        after = _mark(loads, agent, cgroup_id, bed.waits)
+        if code := loads.process("client").wait(60):
+            raise RuntimeError(f"the client ended with exit code {code}")
+        pairs = array("Q", running.samples.read_bytes())
+        lag_us = loads.client[ClientCell.LAG_NS] / max(loads.client[ClientCell.SENT], 1) / 1000
+        sent = (lag_us, loads.client[ClientCell.LOST])
+        lending = _agent_activity(agent, before.wall_ns, after.wall_ns) if agent else None
+    inside = [
+        latency for due, latency in zip(pairs[::2], pairs[1::2], strict=True) if before.wall_ns <= due < after.wall_ns
+    ]
+    numbers = _cell_numbers((mode.name, scenario.name, round_number), (before, after), sorted(inside), sent)
+    # Warm-up makes the time longer: what disturbed the measured part alone must not be lost in that.
+    noise = numbers.noise.or_worse(_noise(began, after)) if agent else numbers.noise
+    return msgspec.structs.replace(numbers, noise=noise, lending=lending)
+
+
+def warmup_s(mode: ColocationMode) -> float:
+    """How long a cell of that mode runs before it is measured."""
+    return WARMUP_S if mode.agent_config is None else AGENT_WARMUP_S
+
+
+def _agent_activity(agent: AgentProcess, from_ns: int, until_ns: int) -> AgentActivity | None:
+    views = msgspec.json.decode(agent.get("/api/v1/history?after=0", 10) or b"[]", type=list[View])
+    lent = [
+        view.reclaimable_cores
+        for view in views
+        if from_ns <= view.wall_time_ms * NS_PER_MS < until_ns and view.reclaimable_cores
+    ]
+    entries = msgspec.json.decode(agent.get("/api/v1/decisions?limit=2000", 10) or b"[]", type=list[JournalEntry])
+    applied = [e for e in entries if e.outcome.status is OutcomeStatus.APPLIED and from_ns <= e.wall_time_ns < until_ns]
+    return AgentActivity(fmean(lent), len(applied)) if lent else None
+
+
+def _noise(before: CounterMarks, after: CounterMarks) -> MeasurementNoise:
+    total = max(after.node.total - before.node.total, 1)
+    known_ns = sum(getattr(after, name) - getattr(before, name) for name in ("online_ns", "client_ns", "rest_ns"))
+    busy = (after.node.busy - before.node.busy) / total
+    return MeasurementNoise(
+        busy - known_ns / NS_PER_S / (total / TICKS_PER_S), (after.node.stolen - before.node.stolen) / total
+    )
+
+
+def _mark(
+    loads: DemoWorkloads, agent: AgentProcess | None, cgroup_id: int, waits: RunqLatencyReader | None
+) -> CounterMarks:
+    online = loads.process("online").pid
+    rest = [loads.process("batch").pid] if loads.has("batch") else []
+    rest += [agent.pid] if agent else []
+    return CounterMarks(
+        time.time_ns(),
+        loads.units(),
+        node_times(),
+        _family_cpu_ns(online),
+        cpu_ns_of(loads.process("client").pid),
+        sum(map(_family_cpu_ns, rest)),
+        loads.client[ClientCell.ANSWERED],
+        waits(cgroup_id) if waits else None,
+    )
+
+
+def _family_cpu_ns(pid: int) -> int:
+    return sum(cpu_ns_of(member) for member in (pid, *children_of(pid)))
+
+
+def _cell_numbers(
+    which: tuple[str, str, int],
+    marks: tuple[CounterMarks, CounterMarks],
+    latencies: list[int],
+    client: tuple[float, int],
+) -> CellResult:
+    (mode, scenario, number), (before, after) = which, marks
+    seconds = (after.wall_ns - before.wall_ns) / NS_PER_S
+    total = max(after.node.total - before.node.total, 1)
+    return CellResult(
+        mode=mode,
+        scenario=scenario,
+        round=number,
+        seconds=seconds,
+        requests=len(latencies),
+        lost=client[1],
+        p50_ms=quantile_ms(latencies, 0.5),
+        p99_ms=quantile_ms(latencies, 0.99),
+        p999_ms=quantile_ms(latencies, 0.999),
+        units_per_s=(after.units - before.units) / seconds,
+        node_use=(after.node.busy - before.node.busy) / total,
+        noise=_noise(before, after),
+        online_us=(after.online_ns - before.online_ns) / max(after.answered - before.answered, 1) / 1000,
+        client_cores=(after.client_ns - before.client_ns) / NS_PER_S / seconds,
+        lag_us=client[0],
+        waits=_runq_latency_quantiles(before.wait, after.wait),
+    )
+
+
+def _runq_latency_quantiles(before: RunqLatency | None, after: RunqLatency | None) -> RunqLatencyQuantiles | None:
+    wait = runq_latency_delta(before, after)
+    if wait is None or not wait.count:
+        return None
+    found = [quantile_ns(wait.slots, q) if wait.slots is not None else None for q in (0.5, 0.99, 0.999)]
+    return RunqLatencyQuantiles(
+        wait.sum_ns / wait.count / NS_PER_MS, *(None if ns is None else ns / NS_PER_MS for ns in found)
+    )

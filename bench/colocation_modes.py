@@ -1,0 +1,149 @@
+"""Modes (how a batch job runs beside the service) and scenarios (their loads) of bench.colocation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.cpu import format_cpu_list
+from demo.cgroups import DemoCgroups
+from demo.schedule import ConstantRate, Schedule, random_bursts
+from demo.workloads import WorkloadSize
+
+ONLINE, BATCH = "dioptase-bench-online", "dioptase-bench-batch"
+TARGETS_MS = (1.0, 3.0, 10.0, 30.0)
+"""What the agent is told that online pods may wait, along the trade-off; 10 ms unless told."""
+
+
+class ModeKnobs(msgspec.Struct, frozen=True):
+    """What a mode may turn its knobs on."""
+
+    hierarchy: Hierarchy
+    groups: DemoCgroups
+    cpus: tuple[int, ...]
+    load: float
+    """Of all CPUs, what the online service uses."""
+
+    def write(self, group: str, controller: str, file: str, value: str) -> None:
+        mount = self.hierarchy.controller(controller)
+        assert mount is not None
+        (mount / group / file).write_text(value)
+
+
+class ColocationMode(msgspec.Struct, frozen=True, kw_only=True):
+    """One way."""
+
+    name: str
+    what: str
+    batch: bool = True
+    sched_idle: bool = False
+    run_cycle: Callable[[ModeKnobs], None] | None = None
+    agent_config: str | None = None
+    """Text of the agent's configuration file; the real agent runs where this is not None."""
+    target_ms: float | None = None
+    """The wait that policy `latency` was told to hold: the modes that have one are the points of the trade-off."""
+
+
+def _idle(node: ModeKnobs) -> None:
+    node.write(BATCH, "cpu", "cpu.idle", "1")
+
+
+def _least_weight(node: ModeKnobs) -> None:
+    if node.hierarchy.mode == "v2":
+        node.write(BATCH, "cpu", "cpu.weight", "1")
+    else:
+        node.write(BATCH, "cpu", "cpu.shares", "2")
+
+
+def share_pool_size(cpus: int, load: float, reserve: float = 0.0) -> int:
+    """Katalyst's rule for disjoint pools: ceil(usage x 1.25 + reserve), at least 1, leaving at least 1 to reclaim."""
+    return max(1, min(math.ceil(load * cpus * 1.25 + reserve), cpus - 1))
+
+
+def _partition(node: ModeKnobs) -> None:
+    size = share_pool_size(len(node.cpus), node.load)
+    node.write(ONLINE, "cpuset", "cpuset.cpus", format_cpu_list(node.cpus[:size]))
+    node.write(BATCH, "cpuset", "cpuset.cpus", format_cpu_list(node.cpus[size:] or node.cpus))
+
+
+def _latency_config(target_ms: float) -> str:
+    return f"advisor:\n  latency:\n    targetWaitMs: {target_ms:g}\n"
+
+
+def _forecast_config(target_ms: float) -> ColocationMode:
+    return ColocationMode(
+        name=f"ours-{target_ms:g}ms", what=f"the agent told that online pods may wait {target_ms:g} ms",
+        agent_config=_latency_config(target_ms), target_ms=target_ms,
+    )  # fmt: skip
+
+
+MODES: tuple[ColocationMode, ...] = (
+    ColocationMode(name="alone", what="no batch job", batch=False),
+    ColocationMode(name="floor", what="burners under SCHED_IDLE and cpu.idle: the best this kernel gives on a full node",
+         sched_idle=True, run_cycle=_idle),
+    ColocationMode(name="unmanaged", what="two cgroups with equal shares"),
+    ColocationMode(name="shares", what="batch cgroup with the least weight (cpu.shares 2, cpu.weight 1)", run_cycle=_least_weight),
+    ColocationMode(name="partition", what="disjoint cpusets sized by Katalyst's rule", run_cycle=_partition),
+    ColocationMode(name="ours", what="the agent as shipped, policy latency", agent_config="", target_ms=10.0),
+    ColocationMode(name="ours-protect", what="the agent told to protect harder (targetWaitMs 3)", agent_config=_latency_config(3.0),
+         target_ms=3.0),
+    *(_forecast_config(target_ms) for target_ms in TARGETS_MS if target_ms not in (3.0, 10.0)),
+    ColocationMode(name="canonical", what="the agent with Katalyst's policy: disjoint pools, sized by their use",
+         agent_config="advisor: {policy: canonical}\n"),
+    ColocationMode(name="idle", what="cpu.idle alone, nothing else", run_cycle=_idle),
+)  # fmt: skip
+MODES_BY_NAME = {mode.name: mode for mode in MODES}
+MAIN_MODES = ("alone", "floor", "ours", "ours-protect")
+COMPARED_MODES = ("unmanaged", "partition")
+"""Measured once in each scenario: what they do to the service is not a matter of a few percent."""
+CURVE_MODES = (*MAIN_MODES, *(mode.name for mode in MODES if mode.name.endswith("ms")), "canonical")
+
+CALM_SHARE, BURST_SHARE, BURSTING = 0.3, 0.7, 0.25
+"""Of the node, between bursts and in them, and the part of the time that they last: 40 % on average. Higher bursts of requests
+that memory makes dearer would be more than the node can serve, and all that is seen then is how long the bursts last."""
+BURST_EVERY_S = 1.0
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """One pair of workloads."""
+
+    name: str
+    what: str
+    load: float
+    """Of all CPUs, what the online service uses on average."""
+    bursty: bool = False
+    memory: bool = False
+    """Requests are work on memory, and the batch job streams through memory and page cache."""
+
+    def schedule(self, size: WorkloadSize, seconds: float, from_s: float) -> Schedule:
+        """The requests of a cell whose measured time lasts `seconds` from `from_s` on; before it they come alike."""
+        if not self.bursty:
+            return ConstantRate(rate=size.rate(self.load))
+        drawn = random_bursts(
+            size.rate(CALM_SHARE), size.rate(BURST_SHARE), period_s=seconds,
+            count=max(round(seconds / BURST_EVERY_S), 1), on_share=BURSTING, seed=1,
+        )  # fmt: skip
+        return msgspec.structs.replace(drawn, from_s=from_s)
+
+
+def steady(percent: int) -> Scenario:
+    """A steady load beside batch work that computes."""
+    return Scenario(
+        name=f"steady-{percent}", what=f"{percent} % of the node, steadily; batch computes", load=percent / 100
+    )
+
+
+_BURSTS = f"{CALM_SHARE:.0%} of the node with bursts of {BURST_SHARE:.0%}, 40 % on average"
+SCENARIOS: tuple[Scenario, ...] = (
+    *map(steady, (10, 20, 40, 60)),
+    Scenario(name="memory", what="40 %, steadily; both work on memory", load=0.4, memory=True),
+    Scenario(name="bursty", what=f"{_BURSTS}; batch computes", load=0.4, bursty=True),
+    Scenario(name="bursty-memory", what=f"{_BURSTS}; both work on memory", load=0.4, bursty=True, memory=True),
+)
+DEFAULT_SCENARIOS = ("steady-60", "memory", "bursty")
+CURVE_SCENARIO = "bursty-memory"
+"""Where the trade-off is drawn: the worst neighbour and the least even load."""
+SCENARIOS_BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

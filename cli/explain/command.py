@@ -1,0 +1,68 @@
+"""The `dioptase explain` command: fetches an agent's data and prints the explanation as text or JSON.
+Shared with `kubectl dioptase explain`, so it must not import Linux-only modules.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import click
+
+from api.decision import JournalEntry
+from api.eviction import EvictionEntry
+from api.interfaces import Unavailable
+from api.snapshot import Snapshot
+from api.text import to_json
+from cli.client import AgentClient
+from cli.explain.answer import explain_target, known_targets
+from cli.explain.report import explanation_text, unknown_target_text
+from cli.options import url_option
+from exporters.view.cycle_view import View
+
+
+@click.command()
+@click.argument("target", required=False, metavar="[POD|CGROUP|KNOB|POOL|REGION|PLUGIN|memory|#EVENT]")
+@url_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def explain(target: str | None, url: str, as_json: bool) -> None:
+    """Say why a knob, pod, pool or memory is what it is: the decision, its rule, threshold and inputs, and where those come
+    from. Of a pod also why it had to leave; of an eviction PLUGIN what it looks at. #EVENT is one decision by its number in
+    the journal.
+
+    Without a target: everything that the agent ever decided on. Exits with 1 where nothing is known.
+    """
+    client = AgentClient(url, timeout_s=5)
+    try:
+        view, snapshot, entries = client.view(), client.snapshot(), client.decisions(limit=2000)
+        evicted = [] if view.evictions is None else client.evictions(limit=2000)
+    except Unavailable as error:
+        click.echo(f"dioptase explain: {error.reason}\n  remedy: {error.remedy}", err=True)
+        sys.exit(1)
+    sys.exit(print_explanation(target, (view, snapshot, entries, evicted), as_json=as_json))
+
+
+ExplainInputs = tuple[View, Snapshot, list[JournalEntry], list[EvictionEntry]]
+"""What an agent says: its latest round, what that was judged from, its decisions and evictions, oldest first."""
+
+
+def print_explanation(target: str | None, inputs: ExplainInputs, *, as_json: bool) -> int:
+    """Print what is known, or what could have been asked; the exit status."""
+    view, snapshot, entries, evicted = inputs
+    now_ns = time.time_ns()
+    found = explain_target(target, view, entries, snapshot, now_ns, evicted)
+    if target is not None and not found.found:
+        _print_lines(unknown_target_text(target, known_targets(view, entries)), err=True)
+        return 1
+    if as_json:
+        click.echo(to_json(found).decode())
+    else:
+        _print_lines(explanation_text(found, now_ns, min(shutil.get_terminal_size().columns, 120)))
+    return 0
+
+
+def _print_lines(lines: Iterator[str] | Sequence[str], *, err: bool = False) -> None:
+    for line in lines:
+        click.echo(line, err=err)

@@ -1,0 +1,185 @@
+"""Formats numbers, names, knob values and forecasts for terminals. Pure.
+`exporters/page/static/format.js` formats alike.
+An absent value is a dash, never zero. `printable` escapes control characters, because names come from outside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
+
+from api.decision import Decision, JournalEntry, Outcome, OutcomeStatus
+from api.forecast import Forecast, ForecastResource
+
+ABSENT = "\N{EN DASH}"
+STATUS_SIGNS = {
+    OutcomeStatus.APPLIED: "✓",
+    OutcomeStatus.UNCHANGED: "=",
+    OutcomeStatus.DRY_RUN: "◌",
+    OutcomeStatus.REFUSED: "✕",
+    OutcomeStatus.VANISHED: "∅",
+    OutcomeStatus.MISMATCH: "≠",
+}
+_SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+MAX_PLAIN_NUMBER = 1e15
+_CPU_LIST_KNOBS = {"cpuset.cpus": "CPUs", "cpuset.mems": "NUMA nodes"}
+_BYTE_KNOBS = (
+    "memory.max",
+    "memory.high",
+    "memory.low",
+    "memory.min",
+    "memory.swap.max",
+    "memory.reclaim",
+    "drop_cache",
+)
+"""Knobs whose value is so many bytes."""
+
+
+def printable(text: str) -> str:
+    """The text with everything unprintable spelled out: `\\x1b[31m` instead of red."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def fixed(value: float, digits: int) -> str:
+    """Rounded half up, like a browser does; Python's own formatting rounds halves to even. Beyond what anything is counted in,
+    a power of ten: others tell these numbers, and none may end the table that has those of a whole fleet."""
+    if abs(value) >= MAX_PLAIN_NUMBER:
+        return f"{value:.2e}"
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
+def figures(value: float) -> str:
+    """Three figures at most: 123, 12.3, 1.23."""
+    size = abs(value)
+    return fixed(value, 0 if size >= 99.95 else 1 if size >= 9.995 else 2)
+
+
+def cores(value: float | None) -> str:
+    return ABSENT if value is None else fixed(value, 1 if abs(value) >= 99.95 else 2)
+
+
+def duration(us: float | None) -> str:
+    """A time given in microseconds."""
+    if us is None:
+        return ABSENT
+    if us < 999.5:
+        return f"{figures(us)} µs"
+    return f"{figures(us / 1e3)} ms" if us < 999_500 else f"{figures(us / 1e6)} s"
+
+
+def milliseconds(ms: float | None) -> str:
+    return duration(None if ms is None else ms * 1000)
+
+
+def percent(ratio: float | None) -> str:
+    if ratio is None:
+        return ABSENT
+    value = ratio * 100
+    if 0 < value < 0.1:
+        return "< 0.1 %"
+    return f"{fixed(value, 1 if 0 < value < 9.95 else 0)} %"
+
+
+def size(value: int | None) -> str:
+    """Bytes."""
+    if value is None:
+        return ABSENT
+    for unit_bytes, unit in _SIZES:
+        if value >= unit_bytes:
+            return f"{figures(value / unit_bytes)} {unit}"
+    return f"{value} B"
+
+
+def integer(value: float | None) -> str:
+    if value is None or abs(value) >= MAX_PLAIN_NUMBER:
+        return ABSENT if value is None else fixed(value, 0)
+    return f"{int(fixed(value, 0)):,}"
+
+
+def clock(wall_time_ms: float) -> str:
+    """Local time of day."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(wall_time_ms / 1000))
+    except (OverflowError, ValueError, OSError):
+        return ABSENT
+
+
+def age(seconds: float) -> str:
+    """How long ago something was; a clock that runs behind the agent's makes it now."""
+    if seconds < 99.5:
+        return f"{max(seconds, 0):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
+
+
+def knob_value(knob: str, value: str | None) -> str:
+    """A knob's value as its meaning."""
+    if value is None:
+        return ABSENT
+    if knob == "cpu.max":
+        quota, _, period = value.partition(" ")
+        if quota == "max":
+            return "no limit"
+        if quota.isdigit() and period.isdigit() and int(period):
+            return f"{cores(int(quota) / int(period))} cores"
+    if knob in _CPU_LIST_KNOBS:
+        return f"{_CPU_LIST_KNOBS[knob]} {printable(value)}" if value else "all of its parent"
+    if knob in _BYTE_KNOBS:
+        return "no limit" if value == "max" else size(int(value)) if value.isdecimal() else printable(value)
+    if knob == "cpu.idle":
+        return {"1": "only when idle", "0": "normal"}.get(value, printable(value))
+    return printable(value)
+
+
+def knob_change(outcome: Outcome) -> str:
+    """`3.40 → 3.80 cores`, `3.80 cores → no limit`: the unit is said once."""
+    knob = outcome.decision.knob.value
+    before, after = knob_value(knob, outcome.before), knob_value(knob, outcome.decision.value)
+    if after.endswith(" cores"):
+        before = before.removesuffix(" cores")
+    return f"{before} → {after}"
+
+
+def decision_line(entry: JournalEntry) -> str:
+    """One decision on one line: when, what came of it, of which pod, which knob, from what to what, and why."""
+    outcome, decision = entry.outcome, entry.outcome.decision
+    why = printable(decision.reason.text)
+    if outcome.error:
+        why = f"{printable(outcome.error)}; {why}"
+    status = f"{STATUS_SIGNS[outcome.status]} {outcome.status.value}"
+    when = clock(entry.wall_time_ns / 1e6)
+    return f"{when}  {status:<9}  {decision_target(decision)}  {decision.knob.value} {knob_change(outcome)}  ({why})"
+
+
+def decision_target(decision: Decision) -> str:
+    """Whom a decision is about: the pod; the cgroup itself where it is no pod's."""
+    return printable(decision.pod or decision.cgroup)
+
+
+def join(parts: Sequence[str], separator: str = " · ") -> str:
+    """The parts that are not empty."""
+    return separator.join(part for part in parts if part)
+
+
+def forecast_text(outlook: Forecast) -> str:
+    """What is foretold, whether it is trusted, and how often earlier forecasts were exceeded."""
+    forecast, score = outlook.forecast, outlook.score
+    if forecast.peak is None:
+        return f"{outlook.resource.value}: {printable(forecast.reason.text)}"
+    text = f"{outlook.resource.value}: at most {forecast_amount(outlook, forecast.peak)} within the hour"
+    text += f", {forecast_amount(outlook, outlook.used)} now"
+    text += "" if forecast.trusted else ", not trusted yet"
+    text += "; above every forecast within the last hour" if forecast.alarm else ""
+    if score is None or score.miss_ratio is None:
+        return text
+    missed, allowed = percent(score.miss_ratio), percent(outlook.target_miss_ratio)
+    return f"{text}; the peak exceeded {missed} of the last day's forecasts, {allowed} are allowed"
+
+
+def forecast_amount(outlook: Forecast, value: float | None) -> str:
+    """Cores or bytes."""
+    if outlook.resource is ForecastResource.CPU:
+        return f"{cores(value)} cores"
+    return size(None if value is None else round(value))

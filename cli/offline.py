@@ -1,0 +1,191 @@
+"""The `dioptase replay` and `simulate` commands: evaluate policies on a recording or on a simulated node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from agent.config.config import AgentConfig
+from agent.config.loader import ConfigError, load_config
+from agent.config.node_check import check_against_node
+from agent.offline.replay import replay_cycles
+from agent.offline.simulation import workloads
+from agent.offline.simulation.simulator import run_simulation
+from agent.offline.simulation.workloads import LOAD_KINDS
+from api.cpu import Topology
+from api.decision import Cycle
+from cli import policy_scores
+from cli.options import Seconds
+from cli.policy_scores import PolicyTimeline
+from exporters.recording.segments import NotARecording, read_recording
+from probes import registry
+
+POLICIES = ("latency", "canonical", "none")
+FORECASTS = {
+    "forecast": "calibrated",
+    "forecast-koordinator": "koordinator",
+    "forecast-n-sigma": "n-sigma",
+    "forecast-rc-like": "rc-like",
+    "forecast-max": "max",
+}
+"""Policy `latency` with headroom by a foretold peak, by method."""
+HORIZON_S = 600.0
+
+
+@click.command()
+@click.argument("recording", type=click.Path(path_type=Path, exists=True))
+@click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", help=
+    "A policy by name, or a settings file; once for each. Default: all by name.")  # fmt: skip
+@click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
+    help="Seconds within which a promise of CPU is held against what online pods used.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="The scores and lines as one JSON object.")
+def replay(recording: Path, policies: tuple[str, ...], horizon: float, *, as_json: bool) -> None:
+    """Judge the rounds of RECORDING (a directory that `dioptase agent --record` wrote, or one of its files) again.
+
+    Batch work that was held back is taken to use all that it would have been lent, and what online pods waited for it to
+    grow with what it uses. Policies are latency, canonical, none, and latency that promises by a foretold peak: forecast, or
+    forecast-koordinator, -n-sigma, -rc-like or -max for the peaks of others. Promises are held against what online pods really
+    used afterwards, as far as the recording is longer than --horizon. Online waits are told once, as they were recorded: of
+    another policy's, only those for batch work are estimated.
+    """
+    configs = {name: load_policy_config(name) for name in policies or POLICIES}
+    tracks = {name: PolicyTimeline(horizon) for name in configs}
+    console, cpus, damaged = Console(stderr=True), 0, 0
+
+    def damage(_path: Path, _what: str) -> None:
+        nonlocal damaged
+        damaged += 1
+
+    try:
+        with console.status("reading") as status:
+            for number, (fact, marks) in enumerate(
+                replay_cycles(_check_recording_fits(read_recording(recording, damage), configs), configs)
+            ):
+                cpus = fact.node_cpus
+                for name, mark in marks.items():
+                    tracks[name].add(fact, mark)
+                if number % 500 == 0:
+                    status.update(f"{number} rounds, {fact.at_s:,.0f} s")
+    except (NotARecording, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    if not cpus:
+        raise click.ClickException(f"{recording}: fewer than two rounds can be read; record for longer")
+    if damaged:
+        click.echo(f"{damaged} damaged places were passed over", err=True)
+    print_scores(tracks, cpus, horizon, as_json=as_json, recorded=True)
+
+
+def load_policy_config(policy: str) -> AgentConfig:
+    """The policy of that name with its defaults, or the settings of a file."""
+    if policy in POLICIES:
+        return msgspec.convert({"advisor": {"policy": policy}}, AgentConfig)
+    if policy in FORECASTS:
+        chosen = {"advisor": {"headroom": {"policy": "forecast"}}, "forecast": {"method": FORECASTS[policy]}}
+        return msgspec.convert(chosen, AgentConfig)
+    if not Path(policy).exists():
+        raise click.UsageError(f"--policy {policy}: neither one of {', '.join((*POLICIES, *FORECASTS))} nor a file")
+    try:
+        return load_config(Path(policy), registry.PROBE_NAMES)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def check_config_fits(policy: str, config: AgentConfig, topology: Topology, memory_bytes: int | None) -> None:
+    """Raise UsageError where that machine lacks what the settings keep back, as the agent would refuse them there."""
+    if found := check_against_node(config, topology, memory_bytes, {}):
+        raise click.UsageError(f"--policy {policy}: {found}")
+
+
+def _check_recording_fits(rounds: Iterable[Cycle], configs: Mapping[str, AgentConfig]) -> Iterator[Cycle]:
+    """The same rounds, once one of them has shown that the machine of the recording can hold all settings."""
+    held = False
+    for finished in rounds:
+        snapshot = finished.snapshot
+        if not held and snapshot.topology.cpus:
+            held = True
+            for policy, config in configs.items():
+                check_config_fits(policy, config, snapshot.topology, snapshot.node.meminfo.get("MemTotal"))
+        yield finished
+
+
+def print_scores(
+    tracks: dict[str, PolicyTimeline], cpus: int, horizon_s: float, *, as_json: bool, recorded: bool = False
+) -> None:
+    """Table and lines, or JSON. `recorded` waits are not the policies'."""
+    found = {name: track.tally.score() for name, track in tracks.items()}
+    if as_json:
+        whole = {name: {"score": found[name], **track.lines()} for name, track in tracks.items()}
+        click.echo(msgspec.json.format(msgspec.json.encode({"node_cpus": cpus, "policies": whole})))
+        return
+    console = Console()
+    console.print(policy_scores.score_table(found, from_recording=recorded))
+    covered_s = max((track.covered_s for track in tracks.values()), default=0.0)
+    for note in policy_scores.score_notes(found, horizon_s, covered_s, from_recording=recorded):
+        console.print(note, style="dim", highlight=False)
+    console.print()
+    for line in policy_scores.timeline_lines(tracks, cpus):
+        console.print(line, soft_wrap=True)
+
+
+PROGRESS_TTY_S, PROGRESS_LOG_S = 0.5, 10.0
+"""How often it is shown how far it is: in a terminal, and in a file or a pipe, where each time is a line."""
+
+
+@click.command()
+@click.option("--policy", "policies", multiple=True, metavar="NAME|FILE", default=("latency", "canonical"), show_default=True,
+    help="A policy by name, or a settings file; once for each.")  # fmt: skip
+@click.option("--cpus", type=click.IntRange(1, workloads.MAX_CPUS), default=48, show_default=True)
+@click.option(
+    "--numa", type=click.IntRange(1, workloads.MAX_NUMA_NODES), default=1, show_default=True, help="NUMA nodes."
+)
+@click.option("--load", "kinds", type=click.Choice(sorted(LOAD_KINDS)), multiple=True, default=("diurnal",), show_default=True,
+    help="What online services ask for over time; of several, each in turn.")  # fmt: skip
+@click.option("--services", type=click.IntRange(1, 1000), default=4, show_default=True, help="Online services.")
+@click.option("--hours", type=click.FloatRange(0.01, 24 * 31), default=24.0, show_default=True, help="Simulated time.")
+@click.option("--interval", type=Seconds(min=0.2), default=5.0, show_default=True, help="Seconds between two rounds.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--horizon", type=Seconds(min=1), default=HORIZON_S, show_default=True,
+    help="Seconds within which a promise of CPU is held against what online pods used.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="The scores and lines as one JSON object.")
+def simulate(policies: tuple[str, ...], kinds: tuple[str, ...], *, horizon: float, as_json: bool, **how: float) -> None:
+    """Run policies on a generated node: each by itself, on the same loads, its decisions felt in the next round.
+
+    The model is coarse: CPU is divisible, queues are those of M/M/c, a waking task waits a moment for idle batch work and a
+    time slice for any other. It compares policies; it does not predict a machine.
+    """
+    try:
+        plan = workloads.build_node(
+            int(how["cpus"]), int(how["numa"]), kinds, online=int(how["services"]), seed=int(how["seed"])
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    seconds, tracks, began = how["hours"] * 3600, {}, time.monotonic()
+    configs = {name: load_policy_config(name) for name in policies}
+    for name, config in configs.items():
+        check_config_fits(name, config, plan.topology, plan.memory_bytes)
+    names = tuple(configs)
+    console, said = Console(stderr=True), began
+    click.echo(f"simulating {how['hours']:g} hours (--hours), {len(names)} times: {', '.join(names)}", err=True)
+    with console.status("simulating") as status:
+        for name in names:
+            tracks[name] = PolicyTimeline(horizon)
+            rounds = run_simulation(plan, configs[name], seconds=seconds, interval_s=how["interval"])
+            for _, fact, mark in rounds:
+                tracks[name].add(fact, mark)
+                if time.monotonic() - said < (PROGRESS_TTY_S if console.is_terminal else PROGRESS_LOG_S):
+                    continue
+                said, far = time.monotonic(), f"{name}: {fact.at_s / seconds:.0%}"
+                status.update(far)
+                if not console.is_terminal:
+                    click.echo(far, err=True)
+    took_s = time.monotonic() - began
+    faster = len(tracks) * seconds / took_s
+    click.echo(
+        f"{how['hours']:g} hours, {len(tracks)} times, took {took_s:.0f} s: {faster:,.0f} times faster", err=True
+    )
+    print_scores(tracks, len(plan.topology.cpus), horizon, as_json=as_json)

@@ -1,0 +1,248 @@
+"""The `dioptase probe` group and the generic command that shows a probe's intervals as JSON or a live table."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+
+from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from api.interfaces import Probe, ProbeReading, Unavailable
+from api.text import to_json
+from cli.options import Seconds, SuggestingGroup
+from cli.probe.interval import (
+    CgroupChange,
+    ChangeCell,
+    DisplayedInterval,
+    ProbeInterval,
+    change_cells,
+    render_interval,
+    value_change,
+)
+from probes import registry
+from probes import runqlat as probe_runqlat
+from probes.loader import Compiler, sharing
+from probes.migrations import ONE_NODE
+from probes.registry import ProbeEntry
+from probes.runqlat import RunqLatencyProbe
+
+ROOT_CGROUP_ID = 1
+T = TypeVar("T")
+
+
+class LiveDisplay(Generic[T]):
+    """Shows each interval in place on a terminal, one below the other anywhere else."""
+
+    def __init__(self, render: Callable[[T, int | None], Group]) -> None:
+        self._render = render
+        self._console = Console()
+        self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+
+    def __enter__(self) -> Callable[[T], None]:
+        if not self._console.is_terminal:
+            return lambda finished: self._console.print(self._render(finished, None))
+        self._live.start()
+        return lambda finished: self._live.update(self._render(finished, self._console.height - 1), refresh=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+def cgroup_paths() -> dict[int, str]:
+    """Path of every cgroup by its inode; empty where no hierarchy is mounted."""
+    try:
+        root = detect_hierarchy(Path("/proc")).primary
+    except (Unavailable, OSError):
+        return {}
+    found: dict[int, str] = {}
+    for directory, _, _ in os.walk(root):
+        try:
+            found[Path(directory).stat().st_ino] = directory[len(str(root)) :] or "/"
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def validate_cgroup_prefix(_context: click.Context, _parameter: click.Parameter, prefix: str) -> str:
+    """Callback of --cgroup: a prefix that no cgroup can have is refused; one that none has now may get one later."""
+    if not prefix.startswith(("/", "id ")):
+        raise click.BadParameter(f"no cgroup begins with {prefix!r}: paths begin with /, such as /{prefix}")
+    paths = cgroup_paths().values()
+    if paths and prefix.startswith("/") and not any(path.startswith(prefix) for path in paths):
+        click.echo(f"no cgroup begins with {prefix}; nothing is shown until there is one", err=True)
+    return prefix
+
+
+def is_complete(paths: Mapping[int, str]) -> bool:
+    """Whether these are all cgroups. In a container the mount may show a part of the hierarchy, whose top is not its root;
+    a probe must keep counting for the rest, which this list lacks although it lives."""
+    return ROOT_CGROUP_ID in paths
+
+
+def cgroup_name(number: int, paths: dict[int, str]) -> str:
+    """Path of a cgroup, or `id N` where it was gone before it could be looked up or is outside this mount."""
+    return paths.get(number, "/" if number == ROOT_CGROUP_ID else f"id {number}")
+
+
+def device_name(number: str, sys_root: Path = Path("/sys")) -> str:
+    """What the kernel calls a disk, `vda` for `254:0`; the number itself of one that is gone."""
+    try:
+        return (sys_root / "dev/block" / number).readlink().name
+    except OSError:
+        return number
+
+
+def probe_command(
+    row: ProbeEntry, show_as: Callable[[DisplayedInterval, int | None], Group] = render_interval
+) -> click.Command:
+    """The command object of one probe; `show_as` draws an interval in as many lines as there are."""
+
+    @click.command(row.name, help=f"{row.about[0].upper()}{row.about[1:]}.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
+    @click.option("--interval", type=Seconds(min=0.05), default=1.0, show_default=True, help="Seconds per table.")
+    @click.option(
+        "--duration", "duration_s", type=Seconds(min=0), help="End after so many seconds; default: at Ctrl-C."
+    )
+    @click.option(
+        "--cgroup", "prefix", default="/", show_default=True, callback=validate_cgroup_prefix,
+        help="Only cgroups whose path begins with this.",
+    )  # fmt: skip
+    def run(*, as_json: bool, interval: float, duration_s: float | None, prefix: str) -> None:
+        try:
+            probe = row.open()
+        except Unavailable as error:
+            raise click.ClickException(f"{error.reason}\nWhat to do: {error.remedy}") from error
+        with ExitStack() as stack:
+            stack.callback(probe.close)
+            show = _print_interval_json if as_json else stack.enter_context(LiveDisplay(show_as))
+            try:
+                for shown in read_probe_intervals(probe, interval, duration_s, prefix):
+                    show(shown)
+            except KeyboardInterrupt:
+                return
+
+    return run
+
+
+def read_probe_intervals(
+    probe: Probe, interval: float, duration_s: float | None, prefix: str
+) -> Iterator[DisplayedInterval]:
+    """What happened in each interval from now on."""
+    started = previous_at = time.monotonic()
+    end = None if duration_s is None else started + duration_s
+    paths = cgroup_paths()
+    previous = probe.read(paths, complete=is_complete(paths))
+    while end is None or previous_at < end:
+        wake = previous_at + interval if end is None else min(previous_at + interval, end)
+        time.sleep(max(0.0, wake - time.monotonic()))
+        # Paths before and after: a cgroup that came and went within the interval had one in at least one of them.
+        paths_now = cgroup_paths()
+        seen, now = probe.read(paths_now, complete=is_complete(paths_now)), time.monotonic()
+        problem = probe.problem()
+        cgroups, found = summarize_interval(previous, seen, {**paths, **paths_now}, prefix)
+        yield DisplayedInterval(
+            interval=ProbeInterval(
+                probe=probe.name,
+                form=probe.form,
+                wall_time_ns=time.time_ns(),
+                interval_s=round(now - previous_at, 6),
+                cgroups=cgroups,
+                node={name: value_change(previous.node.get(name), value) for name, value in seen.node.items()},
+                problem="" if problem is None else f"{problem.reason}: {problem.remedy}",
+            ),
+            cells=tuple((cgroup, _with_device_names(cell)) for cgroup, cell in found),
+        )
+        previous, previous_at, paths = seen, now, paths_now
+
+
+def _with_device_names(cell: ChangeCell) -> ChangeCell:
+    if cell.name.partition(".")[0] != "block_io":
+        return cell
+    return cell._replace(about=tuple(device_name(number) for number in cell.about))
+
+
+def summarize_interval(
+    before: ProbeReading, after: ProbeReading, paths: dict[int, str], prefix: str
+) -> tuple[tuple[CgroupChange, ...], tuple[tuple[str, ChangeCell], ...]]:
+    """Pure: what changed between two reads in the cgroups below a prefix and on the node, and the same as cells."""
+    found: list[tuple[int, CgroupChange, list[ChangeCell]]] = []
+    for number, values in after.cgroups.items():
+        name, old = cgroup_name(number, paths), before.cgroups.get(number, {})
+        if not name.startswith(prefix):
+            continue
+        changed = {field: value_change(old.get(field), value) for field, value in values.items()}
+        numbers = [cell for field, value in values.items() for cell in change_cells(changed[field], value, name=field)]
+        if numbers:
+            found.append((_total_change(numbers), CgroupChange(cgroup=name, id=number, values=changed), numbers))
+    found.sort(key=lambda item: (-item[0], item[1].cgroup))
+    rows = [(group.cgroup, cell) for _, group, numbers in found for cell in numbers]
+    for field, value in after.node.items():
+        rows += [("", cell) for cell in change_cells(value_change(before.node.get(field), value), value, name=field)]
+    return tuple(group for _, group, _ in found), tuple(rows)
+
+
+def _total_change(numbers: list[ChangeCell]) -> int:
+    return sum(cell.value for cell in numbers if isinstance(cell.value, int))
+
+
+def _print_interval_json(shown: DisplayedInterval) -> None:
+    sys.stdout.buffer.write(to_json(shown.interval) + b"\n")  # UTF-8, whatever the terminal's encoding
+    sys.stdout.buffer.flush()
+
+
+RUNQLAT = "runqlat"
+
+
+class ProbeGroup(SuggestingGroup):
+    """A command per probe; cli/probe/NAME.py holds the command object NAME of a probe with a display of its own."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return [RUNQLAT, *registry.PROBE_NAMES]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != RUNQLAT and cmd_name not in registry.BY_NAME:
+            return super().get_command(ctx, cmd_name)
+        if find_spec(f"cli.probe.{cmd_name}") is None:
+            return probe_command(registry.BY_NAME[cmd_name])
+        special = getattr(import_module(f"cli.probe.{cmd_name}"), cmd_name)
+        assert isinstance(special, click.Command)
+        return special
+
+
+@click.group(cls=ProbeGroup, invoke_without_command=True)
+@click.pass_context
+def probe(ctx: click.Context) -> None:
+    """Run one probe alone and show what it sees; without a name, try all of them and list them."""
+    if ctx.invoked_subcommand is None:
+        _list_probes()
+
+
+def _list_probes() -> None:
+    """One line per probe: its name, the form that runs here, and what it shows; where none runs, why and what to do."""
+    about = "how long tasks wait for a CPU, as a histogram per cgroup"
+    openers: list[tuple[str, str, Callable[[], RunqLatencyProbe | Probe]]] = [
+        (RUNQLAT, about, probe_runqlat.open_runqlat)
+    ]
+    openers += [(row.name, row.about, row.open) for row in registry.PROBES]
+    with Compiler() as compiler, sharing(compiler):
+        for name, text, opener in openers:
+            try:
+                opened = opener()
+            except Unavailable as error:
+                click.echo(f"{name:<12} {'no':<8} {text}\n{'':<21} {error.reason}\n{'':<21} what to do: {error.remedy}")
+                continue
+            if opened.form == ONE_NODE:
+                click.echo(f"{name:<12} {'-':<8} {text}\n{'':<21} not needed: {ONE_NODE}")
+            else:
+                click.echo(f"{name:<12} {opened.form:<8} {text}")
+            opened.close()

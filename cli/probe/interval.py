@@ -1,0 +1,221 @@
+"""What a probe measured in one interval: changes between two reads, their JSON form, and their table. Pure.
+Integers are counters unless their type is a gauge; everything else is shown as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from api.histogram import BOUNDS_NS, quantile_ns
+from api.measurements import Durations, LoadAverages, OomVictim, ThreadStates
+from api.rates import delta, runq_latency_delta
+from api.text import to_json
+from cli.formats import ABSENT, duration, figures, printable, size
+
+GAUGE_TYPES = (ThreadStates, LoadAverages, OomVictim)
+"""Types whose integers do not count since a beginning."""
+
+
+class ChangeCell(NamedTuple):
+    """One number: which of several things it is about, what it is called, itself, and whether it has grown by that."""
+
+    about: tuple[str, ...]
+    name: str
+    value: Any
+    grown: bool
+
+
+def value_change(before: Any, after: Any) -> Any:
+    """Growth of counters at any depth; None where one went backwards. What was not there before grew from nothing."""
+    if isinstance(after, Durations):
+        return after if before is None else runq_latency_delta(before, after)
+    if isinstance(after, int) and not isinstance(after, bool):
+        return delta(0 if before is None else before, after)
+    if isinstance(after, msgspec.Struct) and not isinstance(after, GAUGE_TYPES):
+        return {
+            name: value_change(getattr(before, name, None), getattr(after, name)) for name in after.__struct_fields__
+        }
+    if isinstance(after, Mapping):
+        return {str(key): value_change((before or {}).get(key), value) for key, value in after.items()}
+    return after
+
+
+def change_cells(changed: Any, kind: Any, about: tuple[str, ...] = (), name: str = "") -> Iterator[ChangeCell]:
+    """Every number of a change that is not zero, by the type of the value that changed: keys of its mappings say what a
+    number is about, its fields what it is called.
+    """
+    if isinstance(kind, Durations):
+        if changed is not None and changed.count:
+            yield ChangeCell(about, name, changed, grown=True)
+    elif isinstance(kind, GAUGE_TYPES):
+        numbers = [
+            ChangeCell(about, f"{name}.{field}", getattr(kind, field), grown=False) for field in kind.__struct_fields__
+        ]
+        yield from numbers if any(cell.value for cell in numbers) else ()
+    elif isinstance(kind, msgspec.Struct):
+        for field in kind.__struct_fields__:
+            yield from change_cells(changed[field], getattr(kind, field), about, f"{name}.{field}")
+    elif isinstance(kind, Mapping):
+        for key, value in kind.items():
+            yield from change_cells(changed[str(key)], value, (*about, str(key)), name)
+    elif changed not in (None, 0, ()):
+        yield ChangeCell(about, name, changed, grown=isinstance(kind, int) and not isinstance(kind, bool))
+
+
+class CgroupChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of one cgroup within an interval."""
+
+    cgroup: str
+    """Path, or `id N` for a cgroup that was gone before it could be looked up or is outside this mount."""
+    id: int
+    values: Mapping[str, Any]
+    """By field of a cgroup's sample: how much counters have grown by, and what is no counter as it is."""
+
+
+class ProbeInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints, one line each."""
+
+    probe: str
+    form: str
+    wall_time_ns: int
+    interval_s: float
+    cgroups: tuple[CgroupChange, ...]
+    """Only those where something happened; the busiest comes first."""
+    node: Mapping[str, Any]
+    problem: str
+    """What the probe could not count, since the start."""
+
+
+class DisplayedInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """An interval, and its numbers with the cgroup that each belongs to; empty for the node."""
+
+    interval: ProbeInterval
+    cells: tuple[tuple[str, ChangeCell], ...]
+
+
+BAR_WIDTH = 40
+
+
+def slot_bars(slots: Sequence[int]) -> list[Text]:
+    """A bar per slot between the first and the last that is not empty."""
+    lines = []
+    filled = [k for k, count in enumerate(slots) if count]
+    most = max(slots)
+    for k in range(filled[0], filled[-1] + 1):
+        label = f"≤ {duration(BOUNDS_NS[k] / 1000)}" if k < len(BOUNDS_NS) else f"> {duration(BOUNDS_NS[-1] / 1000)}"
+        bar = "█" * max(round(BAR_WIDTH * slots[k] / most), 1 if slots[k] else 0)
+        lines.append(Text(f"  {label:>12} {slots[k]:>8} {bar}"))
+    return lines
+
+
+NODE_LABEL = "node"
+COLUMN_TITLES = {
+    "threads_by_state.runnable": "run",
+    "threads_by_state.uninterruptible": "blocked",
+    "threads_by_state.iowait": "i/o",
+    "threads_by_state.sleeping": "asleep",
+    "load.one": "load1",
+    "load.five": "load5",
+    "load.fifteen": "load15",
+    "load.runnable_one": "run1",
+    "load.runnable_five": "run5",
+    "load.runnable_fifteen": "run15",
+}
+"""What `dioptase top` calls them too: ten columns have to fit beside a path. `blocked` is what top shows as
+stuck and as i/o."""
+NANOSECOND_SUFFIXES = ("_ns", ".by_cgroup")
+"""Ends of names that mean them; `Blame.by_cgroup` says so in its words alone."""
+
+
+def render_interval(shown: DisplayedInterval, height: int | None) -> Group:
+    """A head line, the table and the histograms, as much as fits into `height` lines."""
+    interval = shown.interval
+    head = f"{interval.probe}, form {interval.form}, {interval.interval_s:.1f} s"
+    parts: list[Any] = [Text(head, style="bold")]
+    if interval.problem:
+        parts.append(Text(printable(interval.problem), style="yellow"))
+    used = len(parts)
+    numbers = [(cgroup, cell) for cgroup, cell in shown.cells if not isinstance(cell.value, Durations)]
+    if not shown.cells:
+        parts.append(Text("nothing happened", style="dim"))
+    if numbers:
+        room = None if height is None else max(1, height - used - 2)
+        table, left = _change_table(numbers, interval.interval_s, room)
+        parts.append(table)
+        used += table.row_count + 1
+        if left:
+            parts.append(Text(f"and {left} more rows; choose with --cgroup", style="dim"))
+            used += 1
+    left = 0
+    for cgroup, cell in shown.cells:
+        if isinstance(cell.value, Durations):
+            block = _duration_histogram(_change_label(cgroup, cell), cell.value)
+            if left or (height is not None and used + len(block) >= height):
+                left += 1
+                continue
+            parts += block
+            used += len(block)
+    if left:
+        parts.append(Text(f"and {left} more histograms; choose with --cgroup", style="dim"))
+    return Group(*parts)
+
+
+def _change_table(numbers: list[tuple[str, ChangeCell]], seconds: float, room: int | None) -> tuple[Table, int]:
+    """Rows are things, columns are names; how many rows found no room."""
+    rows: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
+    for cgroup, cell in numbers:
+        rows.setdefault((cgroup, cell.about), {})[cell.name] = _format_change(cell, seconds)
+    columns = list(dict.fromkeys(cell.name for _, cell in numbers))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", overflow="fold")
+    for column in columns:
+        table.add_column(_column_title(column), justify="right", overflow="fold")
+    shown = list(rows.items())[:room]
+    for (cgroup, about), values in shown:
+        name = Text.assemble((printable(cgroup or NODE_LABEL), "cyan"), *(f"  {printable(part)}" for part in about))
+        table.add_row(name, *(Text(values.get(column, ABSENT)) for column in columns))
+    return table, len(rows) - len(shown)
+
+
+def _column_title(column: str) -> str:
+    """In words that may go below one another where the terminal is narrow."""
+    name = printable(column.rpartition(".")[2].removesuffix("_ns").removesuffix("_bytes"))
+    return COLUMN_TITLES.get(column, name.replace("_", " "))
+
+
+def _format_change(cell: ChangeCell, seconds: float) -> str:
+    """Growth as a rate, anything else as it is."""
+    if not cell.grown:
+        return figures(cell.value) if isinstance(cell.value, float) else _format_value(cell.value)
+    rate = cell.value / seconds
+    if cell.name.endswith(NANOSECOND_SUFFIXES):
+        return f"{duration(rate / 1000)}/s"
+    if cell.name.endswith("_bytes"):
+        return f"{size(round(rate))}/s"
+    return f"{figures(rate)}/s"
+
+
+def _format_value(value: Any) -> str:
+    return printable(value if isinstance(value, str) else to_json(value).decode())
+
+
+def _change_label(cgroup: str, cell: ChangeCell) -> Text:
+    name = cell.name.rpartition(".")[2]
+    return Text.assemble(
+        (printable(cgroup or NODE_LABEL), "cyan"), *(f"  {printable(part)}" for part in cell.about), f"  {name}"
+    )
+
+
+def _duration_histogram(label: Text, times: Durations) -> list[Text]:
+    slots = times.slots
+    mean = duration(times.sum_ns / times.count / 1000)
+    if slots is None or not any(slots):
+        return [Text(), label + Text(f": {times.count}, mean {mean}")]
+    p50, p99 = (duration((quantile_ns(slots, q) or 0.0) / 1000) for q in (0.5, 0.99))
+    return [Text(), label + Text(f": {times.count}, mean {mean}, p50 {p50}, p99 {p99}"), *slot_bars(slots)]

@@ -1,1 +1,0 @@
-"""Views of single probes for `dioptase probe NAME`: one for all of them, and better ones for those that deserve it."""

@@ -1,0 +1,1 @@
+"""The `dioptase top` command: a live view of the agent in the terminal."""

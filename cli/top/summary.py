@@ -1,0 +1,192 @@
+"""Summary lines of `dioptase top`: advice, CPU use, notices and sources, and one cycle as one line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from api.advice import MemoryPressure
+from api.forecast import ForecastResource
+from cli import formats
+from cli.top.charts import bar, truncate_line, wrap_text
+from exporters.view.cycle_view import View
+
+MEMORY_SHORTAGE_STATES = (MemoryPressure.TUNE_MEMCG, MemoryPressure.DROP_CACHE)
+
+
+def notice_lines(view: View) -> Iterator[Text]:
+    """A line of any length each; none where all is well."""
+    yield from _eviction_notices(view)
+    yield from _rejection_notice(view)
+    yield from _memory_notice(view)
+
+
+def _eviction_notices(view: View) -> Iterator[Text]:
+    """While a threshold of an eviction plugin is met, a condition is in force or a pod is leaving."""
+    found = view.evictions
+    if found is None:
+        return
+    met = [threshold for threshold in found.thresholds if threshold.met != "not-met"]
+    parts = [f"leaving: {', '.join(map(formats.printable, found.terminating))}"] if found.terminating else []
+    parts += [
+        f"{formats.printable(pod)} has to leave and stays for now ({formats.printable(why)})"
+        for pod, why in found.held.items()
+    ]
+    if met:
+        more = f" (and {len(met) - 1} more)" if len(met) > 1 else ""
+        parts.append(
+            f"{formats.printable(met[0].met)} {formats.printable(met[0].plugin)}: {formats.printable(met[0].text)}{more}"
+        )
+    parts += [f"condition {formats.printable(each.name)}" for each in found.conditions]
+    if parts:
+        yield Text(f"✕ evictions: {formats.join(parts)}", style="bold red")
+
+
+def _rejection_notice(view: View) -> Iterator[Text]:
+    for pod, verdict in sorted(view.rejected.items())[:1]:
+        more = f" (and {len(view.rejected) - 1} more)" if len(view.rejected) > 1 else ""
+        yield Text(f"! rejected {formats.printable(pod)}: {formats.printable(verdict.text)}{more}", style="yellow")
+
+
+def _memory_notice(view: View) -> Iterator[Text]:
+    if view.memory is not None and view.memory.condition.state in MEMORY_SHORTAGE_STATES:
+        condition = view.memory.condition
+        yield Text(f"! memory {condition.state.value}: {formats.printable(condition.reason.text)}", style="yellow")
+
+
+ACT_LABELS = {
+    "on": ("● on: writes to cgroups", "bold green"),
+    "dry-run": ("◌ dry-run: writes nothing", "bold yellow"),
+    "off": ("○ off: decides nothing", "bold"),
+}
+ACTION_LABELS = {
+    "grow": ("▲ grow", "green"),
+    "hold": ("= hold", ""),
+    "shrink": ("▼ shrink", "yellow"),
+    "freeze": ("‖ freeze", "magenta"),
+}
+WATCH_ONLY_NOTICE = "No pods are listed: every cgroup is watched, and nothing is decided."
+
+
+def header_line(view: View, width: int) -> Text:
+    text, style = ACT_LABELS.get(view.act, (formats.printable(view.act), ""))
+    line = Text.assemble(
+        ("dioptase", "bold"), "  ", (text, style), "  policy ", (formats.printable(view.policy) or "none", "bold")
+    )
+    when = f"round {view.seq:,} · {formats.clock(view.wall_time_ms)}"
+    line.append(when.rjust(max(width - line.cell_len, len(when) + 2)), "dim")
+    return truncate_line(line, width)
+
+
+def advice_lines(view: View, width: int, max_lines: int) -> list[Text]:
+    """What the latest round advised, and why."""
+    text, style = ACTION_LABELS.get(view.action, (formats.printable(view.action) or "no advice", ""))
+    silent = (
+        WATCH_ONLY_NOTICE
+        if not view.containers
+        else "The agent was told to decide nothing (--act off)."
+        if view.act == "off"
+        else ""
+    )
+    reason = view.reason or silent
+    made = wrap_text(f"{text}  {formats.printable(reason)}", width, max_lines)
+    made[0].stylize(f"bold {style}".strip(), 0, len(text))
+    return made
+
+
+def cpu_bars(view: View, width: int) -> list[Text]:
+    """The node as it is used, and the part of it that is lent."""
+    online = sum(c.cpu_cores or 0.0 for c in view.containers if c.qos in ("shared_cores", "dedicated_cores"))
+    batch = view.reclaimed_cores or 0.0
+    cpus, lent = view.node_cpus, view.reclaimable_cores
+    rest = None if view.busy_cores is None else max(view.busy_cores - online - batch, 0.0)
+    size = max(width // (4 if width < 100 else 3), 8)
+    node = bar(size, cpus, ((online, "█", "cyan"), (batch, "▓", "yellow"), (rest or 0.0, "▒", "dim")))
+    debt = bar(size, cpus, ((min(batch, lent or 0.0), "▓", "yellow"), (max((lent or 0.0) - batch, 0.0), "░", "yellow")))
+    parts = [
+        f"{formats.cores(view.busy_cores)} of {cpus} busy",
+        f"online {formats.cores(online)}",
+        f"other {formats.cores(rest)}",
+    ]
+    if view.steal_cores:
+        parts.append(f"steal {formats.cores(view.steal_cores)}")
+    first = truncate_line(Text.assemble("node ", node, " ", " · ".join(parts)), width)
+    if not view.containers and view.reclaimable_cores is None:
+        return [first, _stall_line(view, size, width)]
+    loan = [f"{formats.cores(lent)} of {cpus} lent", f"{formats.cores(view.reclaimed_cores)} used"]
+    loan.append(f"need {formats.cores(view.requirement_cores)}")
+    if view.headroom is not None and view.headroom.cores is not None:
+        loan.append(f"headroom {formats.cores(view.headroom.cores)}")
+    if view.reported_headroom is not None and view.reported_headroom.cores is not None:
+        told = f"advertised {formats.cores(view.reported_headroom.cores)}"
+        # "lent ", the bar and a space go before; what does not fit as a whole would only be a riddle.
+        loan += [told] if len(" · ".join([*loan, told])) <= width - size - 6 else []
+    return [
+        first,
+        truncate_line(Text.assemble("lent ", debt, " ", " · ".join(loan)), width),
+    ]
+
+
+def _stall_line(view: View, size: int, width: int) -> Text:
+    """Where nothing is lent: how much of the time somebody waited, and for what."""
+    pressure = view.node.pressure
+    cpu = pressure.get("cpu")
+    waited = bar(size, 1.0, ((cpu.some, "▒", "magenta"),) if cpu else ())
+    parts = [
+        f"stalled on {name} {formats.percent(pressure[name].some)}"
+        for name in ("cpu", "memory", "io")
+        if name in pressure
+    ]
+    wait = view.node.wait
+    if wait is not None and view.interval_ms:
+        tasks = (wait.mean_us or 0.0) * wait.count / 1000 / view.interval_ms
+        parts.append(f"{formats.cores(tasks)} tasks wait")
+    return truncate_line(Text.assemble("wait ", waited, " ", formats.join(parts) or formats.ABSENT), width)
+
+
+def source_line(view: View, width: int) -> Text:
+    """Where the numbers come from; what failed comes first, with its remedy."""
+    failed = [
+        f"✕ {formats.printable(s.name)}: {formats.printable(s.error)} ({formats.printable(s.remedy)})"
+        for s in view.sources
+        if not s.ok
+    ]
+    good = [
+        f"✓ {formats.printable(s.name)}" + (f" {formats.printable(s.detail)}" if s.detail else "")
+        for s in view.sources
+        if s.ok
+    ]
+    line = Text.assemble((formats.join(failed), "red"))
+    line.append(formats.join(["" if not failed else " ", *good], " · " if failed else "  "), "dim")
+    return truncate_line(line, width)
+
+
+def cycle_line(view: View) -> str:
+    """One line of where things stand."""
+    parts = [
+        f"{formats.clock(view.wall_time_ms)}  {view.act} {view.action or 'no advice'}",
+        f"lent {formats.cores(view.reclaimable_cores)} of {view.node_cpus} cores",
+        f"used {formats.cores(view.reclaimed_cores)}",
+        f"need {formats.cores(view.requirement_cores)}",
+        f"busy {formats.cores(view.busy_cores)}",
+    ]
+    if view.shadow is not None:
+        parts.append(
+            f"shadow {formats.printable(view.shadow.policy)} would lend {formats.cores(view.shadow.reclaimable_cores)}"
+        )
+    parts += [f"{said.topic}: {formats.printable(said.text)}" for said in view.answers]
+    parts += [
+        f"foretold {formats.forecast_amount(outlook, outlook.forecast.peak)} at most"
+        for outlook in view.forecasts
+        if outlook.resource is ForecastResource.CPU and outlook.forecast.peak is not None
+    ]
+    for container in view.containers:
+        wait, latency = container.wait, container.latency
+        if container.qos == "reclaimed_cores" or (wait is None and latency is None):
+            continue
+        told = [f"wait p99 {formats.duration(wait.p99_us)}"] if wait and wait.p99_us is not None else []
+        told += [f"wait mean {formats.duration(wait.mean_us)}"] if wait and wait.p99_us is None else []
+        told += [f"latency p99 {formats.milliseconds(latency.p99_ms)}"] if latency else []
+        parts.append(f"{formats.printable(container.pod)}: {', '.join(told)}")
+    return formats.join(parts)

@@ -1,0 +1,1 @@
+"""HTTP serving that agent and controller share: listener, responses, TLS and authentication."""

@@ -1,0 +1,48 @@
+"""Errors of refused HTTP requests, and the check that a Host header names loopback.
+A web page elsewhere can point a name of its own to 127.0.0.1; a server on loopback refuses such a Host (DNS
+rebinding).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+import msgspec
+
+
+class HttpProblem(msgspec.Struct, frozen=True):
+    """Body of every answer that is not 200."""
+
+    error: str
+    remedy: str
+
+
+class HttpRefused(Exception):
+    """A request that gets a Problem instead of what it asked for."""
+
+    def __init__(self, status: int, error: str, remedy: str) -> None:
+        super().__init__(error)
+        self.status = status
+        self.problem = HttpProblem(error, remedy)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether nobody else can reach it."""
+    return _is_address(address) and ipaddress.ip_address(address).is_loopback
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a Host header can only mean this machine: an address (no name server can point it elsewhere) or localhost.
+
+    Without the header (HTTP/1.0) there is no browser and so nothing to defend against.
+    """
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    return not host or name.lower().rstrip(".") == "localhost" or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

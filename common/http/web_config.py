@@ -1,0 +1,177 @@
+"""TLS and basic authentication by the web configuration file of Prometheus' exporter-toolkit.
+Unsupported fields are refused by name. Protection cannot be lost by accident: an empty section is refused, and a
+section in force may not be missing after a reload; `{}` disables it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from api.interfaces import Unavailable
+from api.text import literal_choices
+from common.files import open_regular_file
+
+MAX_FILE_BYTES = 1 << 20
+MAX_BCRYPT_COST = 16
+"""log2 of bcrypt's rounds; 16 takes seconds to check, and nobody would wait for more."""
+BCRYPT_HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
+TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+CLIENT_VERIFY_MODES = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+WEB_CONFIG_REMEDY = "correct the web configuration file; docs/operations.md lists what it may hold"
+FileStamps = tuple[tuple[int, int, int], ...]
+
+
+class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Certificate and key, and whether clients must show one."""
+
+    cert_file: str
+    key_file: str
+    client_auth_type: Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"] = "NoClientCert"
+    client_ca_file: str = ""
+    min_version: Literal["TLS12", "TLS13"] = "TLS12"
+
+
+class WebConfigDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file as a whole."""
+
+    tls_server_config: TlsServerConfig | None = None
+    basic_auth_users: Mapping[str, str] = {}
+
+
+class WebSecurity(msgspec.Struct, frozen=True):
+    """What is in force."""
+
+    tls: ssl.SSLContext | None = None
+    users: Mapping[str, str] = {}
+    """bcrypt hashes by name; empty: everyone."""
+
+
+class WebConfig:
+    """One web configuration file and those it names. `stamp` tells cheaply whether they changed, `load` reads them anew."""
+
+    def __init__(self, path: Path, check: Callable[[str], None]) -> None:
+        """`check` raises ValueError where the text is not one plain YAML document without repeated keys."""
+        self._path, self._check = path, check
+        self._files: tuple[Path, ...] = (path,)
+        self._in_force: tuple[str, ...] = ()
+        """Sections of the file, as it was loaded last, that ask for something."""
+
+    def stamp(self) -> FileStamps:
+        """Equal as long as no file was written or replaced; also where one is missing."""
+        return tuple(_file_stamp(path) for path in self._files)
+
+    def load(self) -> WebSecurity:
+        """What the files say now. Raises Unavailable that names the file and what is wrong in it."""
+        try:
+            document = self._document()
+            tls = document.tls_server_config
+            self._files = (self._path, *(() if tls is None else tuple(self._named(tls))))
+            users = dict(self._users(document.basic_auth_users))
+            web = WebSecurity(None if tls is None else self._context(tls), users)
+        except OSError as error:
+            name = getattr(error, "filename", None) or self._path
+            raise Unavailable(f"{name}: cannot be used: {error.strerror or error}", WEB_CONFIG_REMEDY) from error
+        except ValueError as error:
+            raise Unavailable(f"{self._path}: {error}", WEB_CONFIG_REMEDY) from error
+        asked = {"tls_server_config": web.tls is not None, "basic_auth_users": bool(web.users)}
+        self._in_force = tuple(section for section, something in asked.items() if something)
+        return web
+
+    def _document(self) -> WebConfigDocument:
+        text = _read_bounded(self._path).decode()
+        self._check(text)
+        sections = msgspec.yaml.decode(text)
+        if sections is None:
+            raise ValueError("it is empty; to ask for neither TLS nor passwords, write {}")
+        if isinstance(sections, dict):
+            sections = {name: section for name, section in self._meant(sections) if section != {}}
+        try:
+            return msgspec.convert(sections, WebConfigDocument)
+        except msgspec.ValidationError as error:
+            reason, _, where = str(error).partition(" - at `$.")
+            field = where.rstrip("`").replace("[...]", "") or "top level"
+            listed = literal_choices(WebConfigDocument, field)
+            raise ValueError(f"{field}: {reason}" + (f", choose from {', '.join(listed)}" if listed else "")) from None
+
+    def _meant(self, sections: dict[str, object]) -> Iterator[tuple[str, object]]:
+        """The sections, once it is clear that none of them was lost, as by a file that is being written."""
+        for name in self._in_force:
+            if sections and name not in sections:
+                raise ValueError(f"{name} is in force and is missing now; to do without it, write `{name}: {{}}`")
+        for name, section in sections.items():
+            if section is None:
+                raise ValueError(f"{name}: it is empty; to do without it, write `{name}: {{}}`")
+            yield name, section
+
+    def _named(self, tls: TlsServerConfig) -> Iterator[Path]:
+        for name in (tls.cert_file, tls.key_file, tls.client_ca_file):
+            if name:
+                yield self._path.parent / name
+
+    def _context(self, tls: TlsServerConfig) -> ssl.SSLContext:
+        verify = CLIENT_VERIFY_MODES[tls.client_auth_type]
+        if verify is not ssl.CERT_NONE and not tls.client_ca_file:
+            raise ValueError(f"client_auth_type is {tls.client_auth_type}, and client_ca_file is missing")
+        if verify is ssl.CERT_NONE and tls.client_ca_file:
+            raise ValueError("client_ca_file is set, and client_auth_type lets every client in; set that too")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = TLS_VERSIONS[tls.min_version]
+        certificate, key, *authorities = self._named(tls)
+        for path in (certificate, key, *authorities):
+            _read_bounded(path)  # ssl does not say which file it could not read, and would wait for a pipe
+        try:
+            # The callback keeps OpenSSL from asking for the password of an encrypted key on the terminal.
+            context.load_cert_chain(certificate, key, password=lambda: "")
+        except ssl.SSLError as error:
+            raise ValueError(f"{certificate} and {key} are no certificate and its key: {_ssl_reason(error)}") from None
+        for path in authorities:
+            try:
+                context.load_verify_locations(path)
+            except ssl.SSLError as error:
+                raise ValueError(f"{path} has no certificates: {_ssl_reason(error)}") from None
+        context.verify_mode = verify
+        return context
+
+    def _users(self, users: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        for name, hashed in users.items():
+            if not name or ":" in name:
+                raise ValueError(f"basic_auth_users: {name!r} is no user name: it may not be empty or have a colon")
+            match = BCRYPT_HASH.fullmatch(hashed)
+            if match is None:
+                raise ValueError(f"basic_auth_users: {name}: not a bcrypt hash; make one with htpasswd -nBC 12 {name}")
+            if not 4 <= int(match[1]) <= MAX_BCRYPT_COST:
+                raise ValueError(
+                    f"basic_auth_users: {name}: a cost of {match[1]}; use 4 to {MAX_BCRYPT_COST}, such as 12"
+                )
+            yield name, hashed
+
+
+def _read_bounded(path: Path) -> bytes:
+    with open_regular_file(path) as file:
+        text = file.read(MAX_FILE_BYTES + 1)
+    if len(text) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+    return text
+
+
+def _file_stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - once a second, for every file
+    except OSError:
+        return (0, 0, 0)
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _ssl_reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()

@@ -1,0 +1,77 @@
+"""Starts informers and controllers for one term of leadership.
+Nothing is carried over from an earlier term: everything is listed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from controller.kcc.reconciler import CONTROLLER_NAME as KCC
+from controller.kcc.reconciler import KccController
+from controller.kinds import CNCS, CNRS, KCCS, NODES
+from controller.lifecycle.agent_health import MAX_WATCH_S, AgentHealth
+from controller.lifecycle.mirroring import LabelMirroring
+from controller.lifecycle.node_objects import CONTROLLER_NAME as LIFECYCLE
+from controller.lifecycle.node_objects import NodeObjects
+from controller.metrics import ControllerExposition
+from controller.reconcile import MetricValues
+from controller.settings import ControllerConfig
+from kube.client import KubeClient
+from kube.informer import Informer
+
+
+class ControllerManager:
+    """One term of leading: everything is read anew, for nothing of the term before need still hold."""
+
+    def __init__(
+        self, client: KubeClient, config: ControllerConfig, tally: MetricValues, exposition: ControllerExposition
+    ) -> None:
+        self._informers: list[Informer[Any]] = []
+        self._running: list[Callable[[], Awaitable[None]]] = []
+        cncs = self._watch(Informer(client, CNCS))
+        queues: dict[str, Any] = {}
+        self._kcc: KccController | None = None
+        if KCC in config.controllers:
+            self._kcc = KccController(client, self._watch(Informer(client, KCCS)), cncs, tally)
+            self._running.append(self._kcc.run)
+            queues[KCC] = self._kcc.queue
+        if LIFECYCLE in config.controllers:
+            nodes = self._watch(Informer(client, NODES, max_s=MAX_WATCH_S))
+            cnrs = self._watch(Informer(client, CNRS, max_s=MAX_WATCH_S))
+            objects = NodeObjects(client, nodes, {LabelMirroring.MERGED: cnrs, LabelMirroring.REPLACED: cncs}, tally)
+            self._running.append(objects.run)
+            queues[LIFECYCLE] = objects.queue
+            if config.health.enabled:
+                health = AgentHealth(client, nodes, cnrs, config.health, tally)
+                self._running.append(health.run)
+                self._informers.extend(health.pods)
+        exposition.watch(self, queues)
+
+    def __iter__(self) -> Iterator[Informer[Any]]:
+        """Everything that is watched now."""
+        yield from self._informers
+        if self._kcc is not None:
+            yield from self._kcc.kinds.values()
+
+    def waiting(self) -> str:
+        """Resources that were not listed yet."""
+        names = [informer.resource.gvr for informer in self if not informer.synced.is_set()]
+        return f"not listed yet: {', '.join(names)}" if names else ""
+
+    async def run(self) -> None:
+        """Until cancelled, or until one of them meets a bug: then all end, and the process with them."""
+        async with asyncio.TaskGroup() as group:
+            for informer in self._informers:
+                group.create_task(informer.run())
+            for run in self._running:
+                group.create_task(_as_coroutine(run))
+
+    def _watch(self, informer: Informer[Any]) -> Informer[Any]:
+        self._informers.append(informer)
+        return informer
+
+
+async def _as_coroutine(run: Callable[[], Awaitable[None]]) -> None:
+    await run()

@@ -1,0 +1,385 @@
+"""Collects what the documents of both cgroup versions share: inputs, sums over descendants, common parts.
+Pure. CPU time, memory and block I/O of a cgroup include its descendants, so threads, loads, hardware counters,
+traffic, reclaim and kills are added up in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from api.measurements import CpuCounters, IoStat, LoadAverages, SocketTraffic, ThreadStates
+from api.rates import delta
+from api.snapshot import CgroupSample, Snapshot
+from exporters.malachite.history import (
+    CgroupFrame,
+    CgroupIoRead,
+    CounterFrame,
+    MalachiteHistory,
+    block_requests,
+    io_read_at_ns,
+)
+from exporters.malachite.wire import MalachiteStruct, NumberList, finite, load_averages, number_list, u64, unix_seconds
+
+CountedPart = TypeVar("CountedPart", SocketTraffic, IoStat)
+OOM_KILL = "oom_kill"
+
+
+class ReclaimCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that tasks had to free themselves: how often, and how long in nanoseconds."""
+
+    direct: int
+    direct_ns: int
+    limit: int
+    limit_ns: int
+
+
+class KillCount(msgspec.Struct, frozen=True):
+    """Processes killed for memory."""
+
+    count: int
+
+
+SummedPart = TypeVar(
+    "SummedPart", ThreadStates, LoadAverages, CpuCounters, SocketTraffic, IoStat, ReclaimCounts, KillCount
+)
+
+
+class SubtreeSums:
+    """Sums by path of the cgroup at the top, made once for a snapshot.
+
+    A probe leaves out a cgroup that it has nothing of, such as one that never used a socket: while it counts for others,
+    that is zero. Where it counts for nobody it does not run, and nothing is known.
+    """
+
+    def __init__(self, now: Snapshot, history: MalachiteHistory) -> None:
+        samples = now.cgroups
+        threads = {path: sample.threads_by_state for path, sample in samples.items() if sample.threads_by_state}
+        self.threads = sum_subtrees(ThreadStates, threads, samples)
+        # Each average decays by the same factor in every step, so the average of a sum is the sum of the averages.
+        self.load = sum_subtrees(
+            LoadAverages, {path: sample.load for path, sample in samples.items() if sample.load}, samples
+        )
+        counters = {path: sample.counters for path, sample in samples.items() if sample.counters}
+        self.counters = sum_subtrees(CpuCounters, counters, samples)
+        net = {path: sample.net for path, sample in samples.items() if sample.net}
+        blocks = {path: counted for path, sample in samples.items() if (counted := block_requests(sample))}
+        self.net, self.blocks = sum_subtrees(SocketTraffic, net, samples), sum_subtrees(IoStat, blocks, samples)
+        self.net_before = sum_subtrees(
+            SocketTraffic, _earlier_counters(now, history, net, lambda past: past.net), samples
+        )
+        self.block_io_before = sum_subtrees(
+            IoStat, _earlier_counters(now, history, blocks, lambda past: past.blocks), samples
+        )
+        reclaims = {path: held for path, sample in samples.items() if (held := _reclaims(sample))}
+        self.reclaims, self.kills = sum_subtrees(ReclaimCounts, reclaims, samples), _kills(samples)
+
+
+def sum_subtrees(
+    kind: Callable[..., SummedPart], values: Mapping[str, SummedPart], paths: Iterable[str]
+) -> dict[str, SummedPart]:
+    """Add each value to those of all cgroups above it; zero for the others, nothing where there are no values."""
+    fields: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
+    totals: dict[str, list[Any]] = {path: [0] * len(fields) for path in paths} if values else {}
+    for path, value in values.items():
+        amounts = [getattr(value, field) for field in fields]
+        for ancestor in _ancestors(path):
+            known = totals.get(ancestor)
+            totals[ancestor] = (
+                amounts if known is None else [_add_known(a, b) for a, b in zip(known, amounts, strict=True)]
+            )
+    return {path: kind(**dict(zip(fields, total, strict=True))) for path, total in totals.items()}
+
+
+def _reclaims(sample: CgroupSample) -> ReclaimCounts | None:
+    if sample.reclaim is None:
+        return None
+    direct, limit = sample.reclaim.direct, sample.reclaim.limit
+    return ReclaimCounts(direct=direct.count, direct_ns=direct.sum_ns, limit=limit.count, limit_ns=limit.sum_ns)
+
+
+def _kills(samples: Mapping[str, CgroupSample]) -> dict[str, KillCount]:
+    """From the kernel's files where it has them, else from our probe.
+
+    memory.events has those of the groups below in it already; version 1's memory.oom_control, which has nothing but oom_kill,
+    does not (mm/memcontrol.c, memcg_memory_event).
+    """
+    filed = {path: sample.memory_events for path, sample in samples.items() if OOM_KILL in sample.memory_events}
+    known = {path: KillCount(events[OOM_KILL]) for path, events in filed.items()}
+    if known and all(len(events) == 1 for events in filed.values()):
+        return sum_subtrees(KillCount, known, samples)
+    probed = {path: KillCount(sample.oom_kills) for path, sample in samples.items() if sample.oom_kills is not None}
+    return sum_subtrees(KillCount, probed, samples) | known
+
+
+def _add_known(one: Any, other: Any) -> Any:
+    # What is not known of one is not known of the sum.
+    return None if one is None or other is None else one + other
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    yield path
+    while path != "/":
+        path = path.rpartition("/")[0] or "/"
+        yield path
+
+
+def _earlier_counters(
+    now: Snapshot,
+    history: MalachiteHistory,
+    counted: Mapping[str, CountedPart],
+    of: Callable[[CgroupFrame], CountedPart | None],
+) -> dict[str, CountedPart]:
+    """The same cgroups' counters earlier, so that new minus old of any sum is what those there now have counted since.
+
+    One that is new since then began at zero; where nobody counted yet, only what comes next is known.
+    """
+    found = {}
+    past = history.past
+    for path, after in counted.items():
+        known = history.cgroup(now.cgroups[path])
+        before = None if known is None else of(known[1])
+        if known is None or past is None:
+            found[path] = after
+        elif known[0] is not past:
+            found[path] = type(after)(**dict.fromkeys(after.__struct_fields__, 0))
+        else:
+            found[path] = after if before is None or _went_back(before, after) else before
+    return found
+
+
+def _went_back(before: CountedPart, after: CountedPart) -> bool:
+    return any(getattr(before, field) > getattr(after, field) for field in after.__struct_fields__)
+
+
+class CgroupLayout(msgspec.Struct, frozen=True):
+    """Where this machine keeps cgroups."""
+
+    version: str
+    """`V1` or `V2`, as the documents say it."""
+    root: str
+    """Directory that all cgroups are below."""
+    mounts: Mapping[str, str]
+    """Mount point by controller; all the same on version 2."""
+
+    def full_path(self, controller: str, path: str) -> str | None:
+        mount = self.mounts.get(controller)
+        return None if mount is None else mount + path.rstrip("/")
+
+
+class CgroupInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """One cgroup in the latest snapshot, with what came before and what is below it."""
+
+    sample: CgroupSample
+    layout: CgroupLayout
+    taken_at_ns: int
+    wall_time_ns: int
+    before: tuple[CounterFrame, CgroupFrame] | None = None
+    io_before: CgroupIoRead | None = None
+    threads: ThreadStates | None = None
+    load: LoadAverages | None = None
+    counters: CpuCounters | None = None
+    net: SocketTraffic | None = None
+    net_before: SocketTraffic | None = None
+    blocks: IoStat | None = None
+    block_io_before: IoStat | None = None
+    reclaims: ReclaimCounts | None = None
+    kills: KillCount | None = None
+
+    @property
+    def at(self) -> int | None:
+        """When the values of every tick were read."""
+        return unix_seconds(self.wall_time_ns)
+
+    @property
+    def files_at(self) -> int | None:
+        """When the files that are not read every tick were read."""
+        return unix_seconds(io_read_at_ns(self.sample, self.wall_time_ns))
+
+    @property
+    def io_at(self) -> int | None:
+        """When block I/O was counted."""
+        return self.files_at if self.sample.io or self.blocks is None else self.at
+
+    def cores(self, field: str) -> float | None:
+        """CPU time of that field of CgroupPast per second, in cores."""
+        if self.before is None:
+            return None
+        frame, earlier = self.before
+        elapsed = self.taken_at_ns - frame.taken_at_ns
+        used = delta(getattr(earlier, field), getattr(self.sample, field))
+        return None if used is None or elapsed <= 0 else finite(used / elapsed)
+
+
+class CpusetFields(MalachiteStruct, frozen=True):
+    """CPUs and NUMA nodes in force."""
+
+    full_path: str | None = None
+    cpus: NumberList | None = None
+    mems: NumberList | None = None
+    update_time: int | None = None
+
+
+class NetCounters(MalachiteStruct, frozen=True):
+    """Packets and bytes of the cgroup's sockets, cumulative."""
+
+    net_tcp_rx: int | None = None
+    net_tcp_rx_bytes: int | None = None
+    net_tcp_tx: int | None = None
+    net_tcp_tx_bytes: int | None = None
+    net_udp_rx: int | None = None
+    net_udp_rx_bytes: int | None = None
+    net_udp_tx: int | None = None
+    net_udp_tx_bytes: int | None = None
+
+
+class NetClsFields(MalachiteStruct, frozen=True, kw_only=True):
+    """Sockets now and about five seconds ago."""
+
+    full_path: str | None = None
+    user_path: str
+    bpf_net_data: NetCounters
+    old_bpf_net_data: NetCounters
+    update_time: int | None = None
+
+
+class NetGroup(MalachiteStruct, frozen=True, rename={"net": "Net"}):
+    """The only group without a level for the version."""
+
+    net: NetClsFields
+
+
+class FsCounters(MalachiteStruct, frozen=True):
+    """Operations and bytes of the cgroup on all block devices together, cumulative."""
+
+    fs_read: int | None = None
+    fs_read_bytes: int | None = None
+    fs_write: int | None = None
+    fs_write_bytes: int | None = None
+
+
+class MemCounters(MalachiteStruct, frozen=True):
+    """Events of memory: kills, and reclaim that tasks had to do themselves, in calls and nanoseconds."""
+
+    mem_oom_cnt: int | None = None
+    mem_reclaim_cnt: int | None = None
+    mem_reclaim_time: int | None = None
+
+
+def cgroup_inputs(
+    sample: CgroupSample, now: Snapshot, history: MalachiteHistory, below: SubtreeSums, layout: CgroupLayout
+) -> CgroupInputs:
+    """Everything that the documents of one cgroup are made of."""
+    return CgroupInputs(
+        sample=sample,
+        layout=layout,
+        taken_at_ns=now.taken_at_ns,
+        wall_time_ns=now.wall_time_ns,
+        before=history.cgroup(sample),
+        io_before=history.io(sample),
+        threads=below.threads.get(sample.path),
+        load=below.load.get(sample.path),
+        counters=below.counters.get(sample.path),
+        net=below.net.get(sample.path),
+        net_before=below.net_before.get(sample.path),
+        blocks=below.blocks.get(sample.path),
+        block_io_before=below.block_io_before.get(sample.path),
+        reclaims=below.reclaims.get(sample.path),
+        kills=below.kills.get(sample.path),
+    )
+
+
+def cpu_and_tasks(inputs: CgroupInputs) -> dict[str, Any]:
+    """What `Cpu` of both versions has alike: cores used, threads, load and hardware counters."""
+    threads, counters = inputs.threads, inputs.counters
+    return {
+        "cpu_usage_ratio": inputs.cores("cpu_usage_ns"),
+        "cpu_user_usage_ratio": inputs.cores("cpu_user_ns"),
+        "cpu_sys_usage_ratio": inputs.cores("cpu_system_ns"),
+        "task_nr_runnable": None if threads is None else u64(threads.runnable),
+        "task_nr_unint": None if threads is None else u64(threads.uninterruptible),
+        "task_nr_iowait": None if threads is None else u64(threads.iowait),
+        "task_nr_sleeping": None if threads is None else u64(threads.sleeping),
+        "load": load_averages(inputs.load),
+        "cycles": None if counters is None else u64(counters.cycles),
+        "instructions": None if counters is None else u64(counters.instructions),
+        "l3_misses": None if counters is None else u64(counters.misses),
+        "update_time": inputs.at,
+    }
+
+
+def cpuset_fields(inputs: CgroupInputs) -> CpusetFields | None:
+    """None where the cgroup has no cpuset."""
+    cpus, mems = number_list(inputs.sample.limits.cpus), number_list(inputs.sample.limits.mems)
+    if cpus is None and mems is None:
+        return None
+    return CpusetFields(
+        full_path=inputs.layout.full_path("cpuset", inputs.sample.path),
+        cpus=cpus,
+        mems=mems,
+        update_time=inputs.files_at,
+    )
+
+
+def network_group(inputs: CgroupInputs) -> NetGroup | None:
+    """None where nobody counts the cgroup's sockets: the client would take zeros for the truth."""
+    if inputs.net is None or inputs.net_before is None:
+        return None
+    return NetGroup(
+        net=NetClsFields(
+            full_path=inputs.layout.full_path("net_cls", inputs.sample.path),
+            user_path=inputs.sample.path,
+            bpf_net_data=_net_counters(inputs.net),
+            old_bpf_net_data=_net_counters(inputs.net_before),
+            update_time=inputs.at,
+        )
+    )
+
+
+def fs_counters(inputs: CgroupInputs) -> tuple[FsCounters, FsCounters]:
+    """Block I/O now and about five seconds ago. The client subtracts without a look, so old is never above new.
+
+    Version 1 counts none before somebody has set a limit for a device (since Linux 6.10 throttling begins only then):
+    where the files have nothing, our probe's requests stand in.
+    """
+    if not inputs.sample.io and inputs.blocks is not None and inputs.block_io_before is not None:
+        return sum_devices({"all": inputs.blocks}), sum_devices({"all": inputs.block_io_before})
+    new = sum_devices(inputs.sample.io)
+    old = new if inputs.io_before is None else sum_devices(inputs.io_before.io)
+    backwards = any((getattr(old, f) or 0) > (getattr(new, f) or 0) for f in FsCounters.__struct_fields__)
+    return new, new if backwards else old
+
+
+def sum_devices(devices: Mapping[str, IoStat]) -> FsCounters:
+    """All devices together."""
+    return FsCounters(
+        fs_read=u64(sum(device.reads for device in devices.values())),
+        fs_read_bytes=u64(sum(device.read_bytes for device in devices.values())),
+        fs_write=u64(sum(device.writes for device in devices.values())),
+        fs_write_bytes=u64(sum(device.write_bytes for device in devices.values())),
+    )
+
+
+def mem_counters(inputs: CgroupInputs) -> MemCounters:
+    """Kills and reclaim, those of the cgroups below included."""
+    kills, reclaims = inputs.kills, inputs.reclaims
+    return MemCounters(
+        mem_oom_cnt=None if kills is None else u64(kills.count),
+        mem_reclaim_cnt=None if reclaims is None else u64(reclaims.direct + reclaims.limit),
+        mem_reclaim_time=None if reclaims is None else u64(reclaims.direct_ns + reclaims.limit_ns),
+    )
+
+
+def _net_counters(of: SocketTraffic) -> NetCounters:
+    return NetCounters(
+        net_tcp_rx=u64(of.tcp_received_packets),
+        net_tcp_rx_bytes=u64(of.tcp_received_bytes),
+        net_tcp_tx=u64(of.tcp_sent_packets),
+        net_tcp_tx_bytes=u64(of.tcp_sent_bytes),
+        net_udp_rx=u64(of.udp_received_packets),
+        net_udp_rx_bytes=u64(of.udp_received_bytes),
+        net_udp_tx=u64(of.udp_sent_packets),
+        net_udp_tx_bytes=u64(of.udp_sent_bytes),
+    )

@@ -1,0 +1,314 @@
+"""Makes `system/io`, `system/network`, `system/info` and `realtime/*` (power, frequencies, resctrl).
+Pure. The client stores any number it gets, so a missing sensor raises Unavailable instead of giving zero. Counters
+are since boot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from api.interfaces import Unavailable
+from api.measurements import Disk, Interface
+from api.rates import delta
+from api.snapshot import Snapshot
+from exporters.malachite.history import RETRANSMITTED_SEGMENTS, SENT_SEGMENTS, MalachiteHistory, node_read_at_ns
+from exporters.malachite.wire import (
+    NS_PER_MS,
+    NS_PER_US,
+    MalachiteStruct,
+    finite,
+    i64,
+    in_unit,
+    matching_fields,
+    u64,
+    unix_seconds,
+)
+
+_PARTITION = re.compile(r"(?:(?P<numbered>.*\d)p|(?P<lettered>(?:sd|vd|xvd|hd)[a-z]+))\d+$")
+"""vda1 is a part of vda, nvme0n1p2 of nvme0n1: a name that ends in a digit takes a p before the number. sdp1 is of sdp."""
+
+
+class DiskIo(MalachiteStruct, frozen=True):
+    """One disk: operations, and milliseconds in which it had some to do."""
+
+    primary_device_id: int
+    secondary_device_id: int
+    device_name: str
+    io_read: int | None = None
+    io_write: int | None = None
+    io_busy: int | None = None
+    disk_type: str | None = None
+    wbt_lat_usec: int | None = None
+
+
+class IoDocument(MalachiteStruct, frozen=True):
+    """The document."""
+
+    disk_io: tuple[DiskIo, ...]
+    update_time: int | None = None
+
+
+def io_document(now: Snapshot, _history: MalachiteHistory) -> IoDocument:
+    """Every disk by the name that it has below /sys/block."""
+    disks = now.node.disks
+    shown = (_disk(name, disk) for name, disk in sorted(disks.items()) if not is_partition(name, disks.keys()))
+    return IoDocument(
+        disk_io=tuple(disk for disk in shown if disk is not None),
+        update_time=unix_seconds(node_read_at_ns(now)),
+    )
+
+
+def is_partition(name: str, names: object) -> bool:
+    """Whether the disk that this name is a part of is there too."""
+    found = _PARTITION.fullmatch(name)
+    return found is not None and hasattr(names, "__contains__") and (found["numbered"] or found["lettered"]) in names
+
+
+def _disk(name: str, disk: Disk) -> DiskIo | None:
+    major, _, minor = disk.number.partition(":")
+    if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit() and len(disk.number) < 20):
+        return None
+    return DiskIo(
+        primary_device_id=int(major),
+        secondary_device_id=int(minor),
+        device_name=name,
+        io_read=u64(disk.reads),
+        io_write=u64(disk.writes),
+        io_busy=in_unit(disk.busy_ns, NS_PER_MS),
+        disk_type=disk.kind or None,
+        wbt_lat_usec=i64(disk.wbt_lat_us),
+    )
+
+
+class InterfaceCounters(MalachiteStruct, frozen=True):
+    """One interface; the client looks at those whose names begin with `eth`. `speeds` is in Mbit/s."""
+
+    name: str
+    duplex: str | None = None
+    update_time: int | None = None
+    receive_bytes: int | None = None
+    receive_packets: int | None = None
+    receive_errs: int | None = None
+    receive_drop: int | None = None
+    receive_fifo: int | None = None
+    receive_frame: int | None = None
+    receive_compressed: int | None = None
+    receive_multicast: int | None = None
+    transmit_bytes: int | None = None
+    transmit_packets: int | None = None
+    transmit_errs: int | None = None
+    transmit_drop: int | None = None
+    transmit_fifo: int | None = None
+    transmit_colls: int | None = None
+    transmit_carrier: int | None = None
+    transmit_compressed: int | None = None
+    speeds: int | None = None
+
+
+class TcpCounters(MalachiteStruct, frozen=True):
+    """TCP; `tcp_retran` is the percentage of segments sent again in the last five seconds, `tcp_close_wait` sockets."""
+
+    tcp_delay_acks: int | None = None
+    tcp_listen_overflows: int | None = None
+    tcp_listen_drops: int | None = None
+    tcp_abort_on_memory: int | None = None
+    tcp_req_q_full_drop: int | None = None
+    tcp_retran: float | None = None
+    tcp_retrans_segs: int | None = None
+    tcp_old_retrans_segs: int | None = None
+    tcp_out_segs: int | None = None
+    tcp_old_out_segs: int | None = None
+    tcp_close_wait: int | None = None
+    tcp_timeouts: int | None = None
+    tcp_mem_press: int | None = None
+    tcp_mem_press_chrono: int | None = None
+
+
+class NetworkDocument(MalachiteStruct, frozen=True):
+    """The document."""
+
+    networkcard: tuple[InterfaceCounters, ...]
+    tcp: TcpCounters
+    update_time: int | None = None
+
+
+def network_document(now: Snapshot, history: MalachiteHistory) -> NetworkDocument:
+    """Every interface of the agent's network namespace, and its TCP."""
+    at = unix_seconds(node_read_at_ns(now))
+    return NetworkDocument(
+        networkcard=tuple(_card(name, card, at) for name, card in sorted(now.node.interfaces.items())),
+        tcp=_tcp(now.node.netstat, now.node.tcp_states, history),
+        update_time=at,
+    )
+
+
+def _card(name: str, card: Interface, at: int | None) -> InterfaceCounters:
+    received = {f"receive_{kind}": count for kind, count in card.received.items()}
+    sent = {f"transmit_{kind}": count for kind, count in card.sent.items()}
+    return InterfaceCounters(
+        name=name,
+        duplex=card.duplex or None,
+        update_time=at,
+        speeds=u64(card.speed_mbit),
+        **matching_fields(InterfaceCounters, received | sent),
+    )
+
+
+def _tcp(counters: Mapping[str, int], states: Mapping[str, int], history: MalachiteHistory) -> TcpCounters:
+    before = history.tcp
+    before_sent = None if before is None else before.sent
+    before_again = None if before is None else before.again
+    sent, again = (
+        delta(before_sent, counters.get(SENT_SEGMENTS)),
+        delta(before_again, counters.get(RETRANSMITTED_SEGMENTS)),
+    )
+    return TcpCounters(
+        tcp_delay_acks=u64(counters.get("TcpExt.DelayedACKs")),
+        tcp_listen_overflows=u64(counters.get("TcpExt.ListenOverflows")),
+        tcp_listen_drops=u64(counters.get("TcpExt.ListenDrops")),
+        tcp_abort_on_memory=u64(counters.get("TcpExt.TCPAbortOnMemory")),
+        tcp_req_q_full_drop=u64(counters.get("TcpExt.TCPReqQFullDrop")),
+        tcp_retran=None if sent is None or again is None else finite(100 * again / max(sent, 1)),
+        tcp_retrans_segs=u64(counters.get(RETRANSMITTED_SEGMENTS)),
+        tcp_old_retrans_segs=u64(before_again),
+        tcp_out_segs=u64(counters.get(SENT_SEGMENTS)),
+        tcp_old_out_segs=u64(before_sent),
+        tcp_close_wait=u64(states.get("close_wait")),
+        tcp_timeouts=u64(counters.get("TcpExt.TCPTimeouts")),
+        tcp_mem_press=u64(counters.get("TcpExt.TCPMemoryPressures")),
+        tcp_mem_press_chrono=u64(counters.get("TcpExt.TCPMemoryPressuresChrono")),
+    )
+
+
+RAPL_PLATFORM, RAPL_DRAM = "psys", "dram"
+
+
+class PowerSensors(MalachiteStruct, frozen=True):
+    """Watts since the tick before. What RAPL measures is the processors and their memory; fans, disks and power supplies
+    are not seen, so the total is what is known of the whole."""
+
+    total_power: float
+    cpu_power: float | None = None
+    mem_power: float | None = None
+    update_time: int | None = None
+
+
+class PowerDocument(MalachiteStruct, frozen=True):
+    """The document `realtime/power`."""
+
+    sensors: PowerSensors
+
+
+class CpuFrequency(MalachiteStruct, frozen=True):
+    """One CPU, in kHz."""
+
+    scaling_cur_freq: int
+
+
+class CpuFrequencies(MalachiteStruct, frozen=True):
+    """CPUs in order of number; the client reads the first."""
+
+    cpu_freq: tuple[CpuFrequency, ...]
+    update_time: int | None = None
+
+
+class FrequencyDocument(MalachiteStruct, frozen=True):
+    """The document `realtime/freq`."""
+
+    sysfreq: CpuFrequencies
+
+
+class L3Bandwidth(MalachiteStruct, frozen=True):
+    """Counters of one L3 cache, in bytes."""
+
+    id: int
+    mbm_local_bytes: int
+    mbm_total_bytes: int
+
+
+class ResctrlGroupCounters(MalachiteStruct, frozen=True):
+    """By resctrl group; `root` is the one that tasks are in by default."""
+
+    group_mbm: dict[str, tuple[L3Bandwidth, ...]]
+    update_time: int | None = None
+
+
+class ResctrlDocument(MalachiteStruct, frozen=True):
+    """The document `realtime/resctrl`."""
+
+    resctrl: ResctrlGroupCounters
+
+
+class InfoDocument(MalachiteStruct, frozen=True):
+    """The document `system/info`."""
+
+    is_vm: bool
+    update_time: int | None = None
+
+
+def power_document(now: Snapshot, history: MalachiteHistory) -> PowerDocument:
+    """Power from the energy counters of RAPL. Raises Unavailable where there are none, or none to compare with yet."""
+    if not now.node.power_uj:
+        raise Unavailable("no energy counters (RAPL) are readable here", "see /sys/class/powercap; a VM has none")
+    before = history.previous
+    watts: dict[str, float] = {}
+    if before is not None:
+        elapsed_us = (now.taken_at_ns - before.taken_at_ns) / NS_PER_US
+        for domain, energy in now.node.power_uj.items():
+            spent = delta(before.power_uj.get(domain), energy)
+            if spent is None:
+                break  # a counter that wrapped, or a domain that is new: no sum is right this time
+            watts[domain] = spent / elapsed_us
+        else:
+            return PowerDocument(sensors=_sensors(watts, now))
+    raise Unavailable("two samples of the energy counters are needed", "ask again in a second")
+
+
+def _sensors(watts: dict[str, float], now: Snapshot) -> PowerSensors:
+    packages = [w for domain, w in watts.items() if domain.startswith("package") and "/" not in domain]
+    memory = [w for domain, w in watts.items() if domain.rpartition("/")[2] == RAPL_DRAM]
+    total = watts.get(RAPL_PLATFORM, sum(packages) + sum(memory))
+    return PowerSensors(
+        total_power=finite(total) or 0.0,
+        cpu_power=finite(sum(packages)) if packages else None,
+        mem_power=finite(sum(memory)) if memory else None,
+        update_time=unix_seconds(now.wall_time_ns),
+    )
+
+
+def frequency_document(now: Snapshot, _history: MalachiteHistory) -> FrequencyDocument:
+    """Current frequencies. Raises Unavailable where the kernel tells none."""
+    shown = [CpuFrequency(scaling_cur_freq=khz) for _, khz in sorted(now.node.cpu_khz.items()) if i64(khz) is not None]
+    if not shown:
+        raise Unavailable("the kernel tells no CPU frequencies", "see /sys/devices/system/cpu/cpu0/cpufreq")
+    return FrequencyDocument(sysfreq=CpuFrequencies(cpu_freq=tuple(shown), update_time=unix_seconds(now.wall_time_ns)))
+
+
+def resctrl_document(now: Snapshot, _history: MalachiteHistory) -> ResctrlDocument:
+    """Memory bandwidth by group. Raises Unavailable without resctrl."""
+    groups: dict[str, list[L3Bandwidth]] = {}
+    for monitor in now.node.l3:
+        if monitor.is_monitoring_group:
+            continue  # its group's counters have it in them
+        counters = (i64(monitor.id), i64(monitor.local_bytes), i64(monitor.total_bytes))
+        if None not in counters:
+            shown = L3Bandwidth(id=monitor.id, mbm_local_bytes=monitor.local_bytes, mbm_total_bytes=monitor.total_bytes)
+            groups.setdefault(monitor.group or "root", []).append(shown)
+    if not groups:
+        raise Unavailable(
+            "resctrl is not mounted, or monitors no memory bandwidth", "mount -t resctrl none /sys/fs/resctrl"
+        )
+    return ResctrlDocument(
+        resctrl=ResctrlGroupCounters(
+            group_mbm={group: tuple(shown) for group, shown in groups.items()},
+            update_time=unix_seconds(now.wall_time_ns),
+        )
+    )
+
+
+def info_document(now: Snapshot, _history: MalachiteHistory) -> InfoDocument:
+    """Raises Unavailable where it is not known: the client would take the lack of an answer for a real machine."""
+    if now.node.machine.is_vm is None:
+        raise Unavailable("whether this is a virtual machine is not known", "give the agent the host's /sys and /proc")
+    return InfoDocument(is_vm=now.node.machine.is_vm, update_time=unix_seconds(now.wall_time_ns))

@@ -1,0 +1,206 @@
+"""Keeps the counters of about five seconds ago, the interval at which Katalyst's agent polls, for rates.
+The agent divides the difference between `old_*` and new counters by the time between its own two polls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from api.measurements import CpuCounters, CpuTimes, IoStat, RunqLatency, SocketTraffic
+from api.metrics import NS_PER_S
+from api.snapshot import CgroupSample, NodeSample, Snapshot
+
+CLIENT_INTERVAL_NS = 5 * NS_PER_S
+TOLERANCE_NS = NS_PER_S // 2
+"""Ticks are not exact: one that comes up to half a second early still counts as five seconds ago."""
+RETRANSMITTED_SEGMENTS, SENT_SEGMENTS = "Tcp.RetransSegs", "Tcp.OutSegs"
+
+
+class CgroupFrame(msgspec.Struct, frozen=True):
+    """Counters of one cgroup at an earlier moment."""
+
+    id: int
+    cpu_usage_ns: int | None
+    cpu_user_ns: int | None
+    cpu_system_ns: int | None
+    net: SocketTraffic | None
+    blocks: IoStat | None
+    wait: tuple[int, int] | None
+    """Time and number of the waits of its tasks for a CPU."""
+
+
+class CounterFrame(msgspec.Struct, frozen=True):
+    """Counters of an earlier snapshot."""
+
+    taken_at_ns: int
+    wall_time_ns: int
+    cpu: CpuTimes | None
+    per_cpu: Mapping[int, CpuTimes]
+    run_delay_ns: Mapping[int, int]
+    timeslices: Mapping[int, int]
+    cpu_waits: Mapping[int, RunqLatency]
+    cpu_counters: Mapping[int, CpuCounters]
+    power_uj: Mapping[str, int]
+    cgroups: Mapping[str, CgroupFrame]
+
+
+class TimedRead(msgspec.Struct, frozen=True):
+    """What was read at a moment of its own, less often than the rest."""
+
+    read_at_ns: int
+
+
+class CgroupIoRead(TimedRead, frozen=True):
+    """Block I/O of one cgroup."""
+
+    id: int
+    io: Mapping[str, IoStat]
+
+
+class TcpCountersRead(TimedRead, frozen=True):
+    """Segments that the node's TCP has sent, and those of them that it sent again."""
+
+    sent: int | None
+    again: int | None
+
+
+R = TypeVar("R", bound=TimedRead)
+
+
+class MalachiteHistory:
+    """The latest snapshot, and as much of those before it as rates need: a few hundred bytes for a cgroup."""
+
+    def __init__(self) -> None:
+        self.latest: Snapshot | None = None
+        self._frames: list[CounterFrame] = []
+        self._io: dict[str, list[CgroupIoRead]] = {}
+        self._tcp: list[TcpCountersRead] = []
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Take the next snapshot. After a reboot, or where clocks went back, the past does not count any more."""
+        before = self.latest
+        if before is not None and (before.boot_id != snapshot.boot_id or snapshot.taken_at_ns <= before.taken_at_ns):
+            self._frames.clear()
+            self._io.clear()
+            self._tcp.clear()
+        # Rounds that alarms started come faster than ticks; what they saw is not kept.
+        if not self._frames or snapshot.taken_at_ns - self._frames[-1].taken_at_ns >= TOLERANCE_NS:
+            self._frames.append(_counter_frame(snapshot))
+        far = snapshot.taken_at_ns - CLIENT_INTERVAL_NS + TOLERANCE_NS
+        while len(self._frames) > 1 and self._frames[1].taken_at_ns <= far:
+            del self._frames[0]
+        self._io = {path: self._io_reads(sample, snapshot.wall_time_ns) for path, sample in snapshot.cgroups.items()}
+        netstat = snapshot.node.netstat
+        tcp = TcpCountersRead(
+            node_read_at_ns(snapshot), sent=netstat.get(SENT_SEGMENTS), again=netstat.get(RETRANSMITTED_SEGMENTS)
+        )
+        self._tcp = _trim_reads(self._tcp, tcp)
+        self.latest = snapshot
+
+    @property
+    def past(self) -> CounterFrame | None:
+        """The node about five seconds before the latest snapshot, or as far back as is known."""
+        return next(self._earlier(), None)
+
+    @property
+    def previous(self) -> CounterFrame | None:
+        """The node at the tick before the latest snapshot."""
+        frames = list(self._earlier())
+        return frames[-1] if frames else None
+
+    def cgroup(self, sample: CgroupSample) -> tuple[CounterFrame, CgroupFrame] | None:
+        """The same cgroup about five seconds ago, or when it was first seen since."""
+        for frame in self._earlier():
+            found = frame.cgroups.get(sample.path)
+            if found is not None and found.id == sample.id:
+                return frame, found
+        return None
+
+    def io(self, sample: CgroupSample) -> CgroupIoRead | None:
+        """Its block I/O at the read of its files that lies about five seconds before the latest one."""
+        reads = self._io.get(sample.path, [])
+        return reads[0] if len(reads) > 1 else None
+
+    @property
+    def tcp(self) -> TcpCountersRead | None:
+        """The node's TCP at the read that lies about five seconds before the latest one."""
+        return self._tcp[0] if len(self._tcp) > 1 else None
+
+    def _earlier(self) -> Iterator[CounterFrame]:
+        # Oldest first.
+        if self.latest is not None:
+            latest = self.latest.taken_at_ns
+            yield from (frame for frame in self._frames if frame.taken_at_ns < latest)
+
+    def _io_reads(self, sample: CgroupSample, wall_time_ns: int) -> list[CgroupIoRead]:
+        reads = self._io.get(sample.path, [])
+        if reads and reads[-1].id != sample.id:
+            reads = []
+        return _trim_reads(reads, CgroupIoRead(io_read_at_ns(sample, wall_time_ns), sample.id, sample.io))
+
+
+def block_requests(sample: CgroupSample) -> IoStat | None:
+    """What the block layer did for a cgroup's own tasks, on all devices together; None where no probe counts it."""
+    if not sample.block_io:
+        return None
+    devices = sample.block_io.values()
+    return IoStat(
+        read_bytes=sum(device.read_bytes for device in devices),
+        write_bytes=sum(device.write_bytes for device in devices),
+        reads=sum(device.reads.count for device in devices),
+        writes=sum(device.writes.count for device in devices),
+    )
+
+
+def io_read_at_ns(sample: CgroupSample, wall_time_ns: int) -> int:
+    """When the slow files of a cgroup were read; with the rest of the snapshot where nothing else is said."""
+    return wall_time_ns if sample.files_read_at_ns is None else sample.files_read_at_ns
+
+
+def node_read_at_ns(snapshot: Snapshot) -> int:
+    """The same of the node's."""
+    read_at = snapshot.node.files_read_at_ns
+    return snapshot.wall_time_ns if read_at is None else read_at
+
+
+def _trim_reads(reads: list[R], read: R) -> list[R]:
+    """Reads that are still needed, with the latest one: back to the youngest that is about five seconds older."""
+    if reads and reads[-1].read_at_ns > read.read_at_ns:
+        reads = []  # the clock was set back
+    if not reads or read.read_at_ns - reads[-1].read_at_ns >= TOLERANCE_NS:
+        reads = [*reads, read]
+    far = read.read_at_ns - CLIENT_INTERVAL_NS + TOLERANCE_NS
+    while len(reads) > 1 and reads[1].read_at_ns <= far:
+        reads = reads[1:]
+    return reads
+
+
+def _counter_frame(snapshot: Snapshot) -> CounterFrame:
+    node: NodeSample = snapshot.node
+    return CounterFrame(
+        taken_at_ns=snapshot.taken_at_ns,
+        wall_time_ns=snapshot.wall_time_ns,
+        cpu=node.cpu,
+        per_cpu=node.per_cpu,
+        run_delay_ns=node.run_delay_ns,
+        timeslices=node.timeslices,
+        cpu_waits=node.cpu_waits,
+        cpu_counters=node.cpu_counters,
+        power_uj=node.power_uj,
+        cgroups={path: _cgroup_frame(sample) for path, sample in snapshot.cgroups.items()},
+    )
+
+
+def _cgroup_frame(sample: CgroupSample) -> CgroupFrame:
+    return CgroupFrame(
+        id=sample.id,
+        cpu_usage_ns=sample.cpu_usage_ns,
+        cpu_user_ns=sample.cpu_user_ns,
+        cpu_system_ns=sample.cpu_system_ns,
+        net=sample.net,
+        blocks=block_requests(sample),
+        wait=None if sample.wait is None else (sample.wait.sum_ns, sample.wait.count),
+    )

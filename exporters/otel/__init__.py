@@ -1,0 +1,1 @@
+"""Exports metrics and traces by OpenTelemetry."""

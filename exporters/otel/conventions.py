@@ -1,0 +1,240 @@
+"""Maps facts to OpenTelemetry's semantic conventions 1.44 and keeps the start times of counters.
+Pure. The mode `softirq` is an extension; the conventions know `interrupt` only. A cgroup that is created again under
+its path has a new id and so a new start time; without it its counters would seem to run backwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from api.metrics import NS_PER_S
+from api.pod import Container, Pod
+from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.text import printable
+from exporters.prometheus.cgroup_families import MAX_DEVICES_PER_CGROUP, device_names, first_value, working_set
+from exporters.prometheus.metric_family import MetricNumber, ns_to_seconds
+from exporters.prometheus.node_families import HZ_PER_KHZ, MAX_INTERFACES
+
+MAX_START_TIMES = 4096
+"""Cgroups, those that are gone included: one that no round shows for a while has not been made anew."""
+
+
+class CgroupStartTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What all rounds so far say about it."""
+
+    known: Mapping[int, int | None] = {}
+    """By id: the instant of the last round that did not have it yet, when all its counters were zero (nanoseconds of
+    CLOCK_REALTIME); None if the first round had it."""
+    looked_at_ns: int | None = None
+
+    def after(self, snapshot: Snapshot) -> CgroupStartTimes:
+        """The same with one more round; the old value stays as it is for whoever is rendering it."""
+        if not snapshot.cgroups:
+            return self
+        here = [sample.id for sample in snapshot.cgroups.values()]
+        known = self.known
+        if new := [each for each in here if each not in known]:
+            if len(known) + len(new) > MAX_START_TIMES:
+                known = {each: known[each] for each in here if each in known}
+            known = {**known, **dict.fromkeys(new, self.looked_at_ns)}
+        return CgroupStartTimes(known=known, looked_at_ns=snapshot.wall_time_ns)
+
+
+OtelAttributes = dict[str, str | int]
+InstrumentPoints = Iterable[tuple[OtelAttributes, MetricNumber | None]]
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+CPU_MODE_FIELDS = {
+    "user": "user_ns", "nice": "nice_ns", "system": "system_ns", "idle": "idle_ns", "iowait": "iowait_ns",
+    "interrupt": "irq_ns", "softirq": "softirq_ns", "steal": "steal_ns",
+}  # fmt: skip
+TCP_STATES = {"syn_recv": "syn_received", "fin_wait1": "fin_wait_1", "fin_wait2": "fin_wait_2"}
+"""Where the conventions, whose list of states is closed, spell them otherwise than the kernel."""
+AGENT_ONLY_PREFIXES = ("service.", "os.", "container.", "k8s.")
+SHARED_PREFIXES = ("k8s.node.", "k8s.cluster.")
+DIRECTIONS = (("receive", "received"), ("transmit", "sent"))
+_CONTAINER_ID = re.compile(r"(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)")
+
+
+class OtelInstrument(NamedTuple):
+    """One metric of the conventions. `kind` is counter, updown (a sum that also falls) or gauge."""
+
+    name: str
+    unit: str
+    kind: str
+    description: str
+    points: tuple[tuple[OtelAttributes, MetricNumber], ...]
+
+
+class ContainerSample(NamedTuple):
+    """A container of a listed pod."""
+
+    attributes: OtelAttributes
+    container: Container
+    sample: CgroupSample
+    devices: Mapping[str, str]
+    """Names of disks by `MAJOR:MINOR`."""
+
+
+NODE_INSTRUMENTS: tuple[tuple[str, str, str, str, Callable[[NodeSample], InstrumentPoints]], ...] = (
+    ("system.cpu.time", "s", "counter", "Time of each logical CPU by mode.", lambda n: (
+        ({"cpu.logical_number": cpu, "cpu.mode": mode}, getattr(times, field) / NS_PER_S)
+        for cpu, times in n.per_cpu.items() for mode, field in CPU_MODE_FIELDS.items())),
+    ("system.cpu.frequency", "Hz", "gauge", "Frequency that each CPU runs at.", lambda n: (
+        ({"cpu.logical_number": cpu}, khz * HZ_PER_KHZ) for cpu, khz in n.cpu_khz.items())),
+    ("system.memory.limit", "By", "updown", "Memory of the node.", lambda n: [({}, n.memory_total_bytes)]),
+    ("system.memory.usage", "By", "updown", "Memory by state.", lambda n: _memory(n.meminfo)),
+    ("system.memory.linux.available", "By", "updown", "Memory that could be had without swapping.", lambda n: [
+        ({}, n.memory_available_bytes)]),
+    ("system.memory.linux.slab.usage", "By", "updown", "Memory of the kernel's slab allocator.", lambda n: (
+        ({"system.memory.linux.slab.state": state}, n.meminfo.get(name))
+        for state, name in (("reclaimable", "SReclaimable"), ("unreclaimable", "SUnreclaim")))),
+    ("system.paging.faults", "{fault}", "counter", "Page faults.", lambda n: _faults(n.vmstat, ("pgfault",), ("pgmajfault",))),
+    ("system.disk.io", "By", "counter", "Bytes transferred.", lambda n: (
+        ({"system.device": printable(name), "disk.io.direction": direction}, getattr(disk, f"{direction}_bytes"))
+        for name, disk in n.disks.items() for direction in ("read", "write"))),
+    ("system.disk.operations", "{operation}", "counter", "Operations completed.", lambda n: (
+        ({"system.device": printable(name), "disk.io.direction": direction}, getattr(disk, f"{direction}s"))
+        for name, disk in n.disks.items() for direction in ("read", "write"))),
+    ("system.disk.operation_time", "s", "counter", "Time that operations took, summed.", lambda n: (
+        ({"system.device": printable(name), "disk.io.direction": direction}, getattr(disk, f"{direction}_ns") / NS_PER_S)
+        for name, disk in n.disks.items() for direction in ("read", "write"))),
+    ("system.disk.io_time", "s", "counter", "Time with an operation in flight.", lambda n: (
+        ({"system.device": printable(name)}, disk.busy_ns / NS_PER_S) for name, disk in n.disks.items())),
+    ("system.filesystem.limit", "By", "updown", "Size of a file system.", lambda n: (
+        ({"system.filesystem.mountpoint": printable(at)}, fs.size_bytes) for at, fs in n.filesystems.items())),
+    ("system.network.io", "By", "counter", "Bytes transmitted and received.", lambda n: _network(n, "bytes")),
+    ("system.network.packet.count", "{packet}", "counter", "Packets transferred.", lambda n: _network(n, "packets")),
+    ("system.network.packet.dropped", "{packet}", "counter", "Packets dropped.", lambda n: _network(n, "drop")),
+    ("system.network.errors", "{error}", "counter", "Errors of network interfaces.", lambda n: _network(n, "errs")),
+    ("system.network.connection.count", "{connection}", "updown", "Connections by state.", lambda n: (
+        ({"network.transport": "tcp", "network.connection.state": TCP_STATES.get(state, state)}, count)
+        for state, count in n.tcp_states.items())),
+)  # fmt: skip
+CONTAINER_INSTRUMENTS: tuple[tuple[str, str, str, str, Callable[[ContainerSample], InstrumentPoints]], ...] = (
+    ("container.cpu.time", "s", "counter", "CPU time used, by mode where the kernel tells.", lambda o: _cpu(o.sample)),
+    ("container.memory.usage", "By", "updown", "Memory charged, page cache included.", lambda o: [
+        ({}, o.sample.memory_bytes)]),
+    ("container.memory.rss", "By", "updown", "Anonymous memory.", lambda o: [
+        ({}, first_value(o.sample.memory_stat, ("anon", "total_rss", "rss")))]),
+    ("container.memory.working_set", "By", "updown", "Memory without inactive page cache.", lambda o: [
+        ({}, working_set(o.sample))]),
+    ("container.paging.faults", "{fault}", "counter", "Page faults.", lambda o: _faults(
+        o.sample.memory_stat, ("total_pgfault", "pgfault"), ("total_pgmajfault", "pgmajfault"))),
+    ("container.disk.io", "By", "counter", "Bytes transferred.", lambda o: (
+        ({"system.device": o.devices.get(number, number), "disk.io.direction": direction}, getattr(io, f"{direction}_bytes"))
+        for number, io in islice(o.sample.io.items(), MAX_DEVICES_PER_CGROUP) for direction in ("read", "write"))),
+    ("k8s.container.cpu.request.desired", "{cpu}", "updown", "CPU that the pod asks for.", lambda o: [
+        ({}, o.container.cpu_request_cores)]),
+    ("k8s.container.cpu.limit.desired", "{cpu}", "updown", "CPU that the pod may use at most.", lambda o: [
+        ({}, o.container.cpu_limit_cores)]),
+    ("k8s.container.memory.request.desired", "By", "updown", "Memory that the pod asks for.", lambda o: [
+        ({}, o.container.memory_request_bytes)]),
+    ("k8s.container.memory.limit.desired", "By", "updown", "Memory that the pod may use at most.", lambda o: [
+        ({}, o.container.memory_limit_bytes)]),
+)  # fmt: skip
+
+
+def node_instruments(snapshot: Snapshot) -> Iterator[OtelInstrument]:
+    """Every metric of the conventions about the node that this snapshot has a number for."""
+    yield OtelInstrument(
+        "system.cpu.logical.count", "{cpu}", "updown", "Online CPUs.", (({}, len(snapshot.topology.cpus)),)
+    )
+    for name, unit, kind, description, fact in NODE_INSTRUMENTS:
+        shown = tuple((attributes, value) for attributes, value in fact(snapshot.node) if value is not None)
+        if shown:
+            yield OtelInstrument(name, unit, kind, description, shown)
+
+
+def container_instruments(
+    snapshot: Snapshot, most: int
+) -> Iterator[tuple[ContainerSample, tuple[OtelInstrument, ...]]]:
+    """At most so many containers of listed pods, each with every metric that it has a number for.
+
+    Its identity is that of a resource. The points carry it as well, since Prometheus keeps of resources what it is told to
+    only, and without it would take all containers for one.
+    """
+    for owned in islice(_container_samples(snapshot), most):
+        shown = []
+        for name, unit, kind, description, of_container in CONTAINER_INSTRUMENTS:
+            if points := tuple(
+                (owned.attributes | own, value) for own, value in of_container(owned) if value is not None
+            ):
+                shown.append(OtelInstrument(name, unit, kind, description, points))
+        if shown:
+            yield owned, tuple(shown)
+
+
+def shared_resource_attributes(resource: Mapping[str, str]) -> OtelAttributes:
+    """What is true of a container too where the agent's resource says it: host, cluster, and what people added."""
+    return {
+        name: value
+        for name, value in resource.items()
+        if name.startswith(SHARED_PREFIXES) or not name.startswith(AGENT_ONLY_PREFIXES)
+    }
+
+
+def _container_samples(snapshot: Snapshot) -> Iterator[ContainerSample]:
+    devices = device_names(snapshot)
+    for pod in snapshot.pods:
+        for container in pod.containers:
+            sample = snapshot.cgroups.get(container.cgroup)
+            if sample is not None:
+                yield ContainerSample(_identity(pod, container), container, sample, devices)
+
+
+def _identity(pod: Pod, container: Container) -> OtelAttributes:
+    known: OtelAttributes = {
+        "k8s.namespace.name": printable(pod.namespace),
+        "k8s.pod.name": printable(pod.name),
+        "k8s.container.name": printable(container.name),
+    }
+    if pod.uid != pod.key:
+        known["k8s.pod.uid"] = printable(pod.uid)
+    found = _CONTAINER_ID.search(container.cgroup)
+    return known | ({"container.id": found[1]} if found else {})
+
+
+def _cpu(sample: CgroupSample) -> InstrumentPoints:
+    if sample.cpu_user_ns is None or sample.cpu_system_ns is None:
+        return [({}, ns_to_seconds(sample.cpu_usage_ns))]
+    return (
+        ({"cpu.mode": mode}, ns / NS_PER_S)
+        for mode, ns in (("user", sample.cpu_user_ns), ("system", sample.cpu_system_ns))
+    )
+
+
+def _memory(meminfo: Mapping[str, int]) -> InstrumentPoints:
+    """States that together make the whole, as the conventions want them."""
+    shown = {
+        state: meminfo.get(name) for state, name in (("free", "MemFree"), ("buffers", "Buffers"), ("cached", "Cached"))
+    }
+    total, known = meminfo.get("MemTotal"), [value for value in shown.values() if value is not None]
+    if total is not None and len(known) == len(shown):
+        shown["used"] = max(0, total - sum(known))
+    return (({"system.memory.state": state}, value) for state, value in shown.items())
+
+
+def _faults(stat: Mapping[str, int], every: tuple[str, ...], major: tuple[str, ...]) -> InstrumentPoints:
+    all_faults, waited = first_value(stat, every), first_value(stat, major)
+    if all_faults is None or waited is None:
+        return ()
+    return (
+        ({"system.paging.fault.type": "major"}, waited),
+        ({"system.paging.fault.type": "minor"}, max(0, all_faults - waited)),
+    )
+
+
+def _network(node: NodeSample, column: str) -> InstrumentPoints:
+    return (
+        (
+            {"network.interface.name": printable(name), "network.io.direction": direction},
+            getattr(interface, field).get(column),
+        )
+        for name, interface in islice(node.interfaces.items(), MAX_INTERFACES)
+        for direction, field in DIRECTIONS
+    )

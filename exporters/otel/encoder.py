@@ -1,0 +1,218 @@
+"""Encodes metric families as OpenTelemetry metrics, and each cycle as one span with events.
+Pure. Requests are split into portions of at most `POINTS_PER_REQUEST` points, about 1 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+from api.cpu import format_cpu_list
+from api.decision import Cycle, OutcomeStatus
+from api.text import printable
+from exporters.otel.conventions import (
+    SCHEMA_URL,
+    CgroupStartTimes,
+    OtelInstrument,
+    container_instruments,
+    node_instruments,
+    shared_resource_attributes,
+)
+from exporters.otel.span_events import AttributeValue, decision_attributes, step_events
+from exporters.prometheus.families import MetricsState, cycle_trace_ids, metric_families
+from exporters.prometheus.metric_family import Labels, MetricDistribution, MetricFamily
+
+UCUM_UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J", "mbit": "Mbit/s"}
+"""UCUM. What has no unit keeps none: `1` would make Prometheus' translation call it a ratio."""
+MAX_SPAN_EVENTS = 128
+"""Events of one span, OpenTelemetry's own default; of decisions, what changed something comes first."""
+POINTS_PER_REQUEST = 4000
+"""About 1 MiB; collectors refuse requests over 4 MiB unless told otherwise."""
+FAILURES = (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)
+
+
+class OtlpEncoder:
+    """Who sends, and since when its counters count."""
+
+    def __init__(self, resource: Mapping[str, str], release: str, since: Mapping[str, int]) -> None:
+        """`since` has the instants of boot and of the agent's start, in nanoseconds of CLOCK_REALTIME."""
+        self.resource = Resource(dict(resource), SCHEMA_URL)
+        self._surroundings = shared_resource_attributes(resource)
+        self.scope = InstrumentationScope("dioptase", release, SCHEMA_URL)
+        self.since = since
+
+    def requests(self, observed: MetricsState, births: CgroupStartTimes) -> Iterator[MetricsData]:
+        """The newest round in portions that a collector takes, made one at a time: all at once is tens of MiB."""
+        portion: list[tuple[Resource, list[Metric]]] = []
+        room = POINTS_PER_REQUEST
+        for resource, metrics in self._metrics(observed, births):
+            points = sum(len(metric.data.data_points) for metric in metrics)
+            if portion and points > room:
+                yield self._wrapped(portion)
+                portion, room = [], POINTS_PER_REQUEST
+            if portion and portion[-1][0] is resource:
+                portion[-1][1].extend(metrics)
+            else:
+                portion.append((resource, metrics))
+            room -= points
+        if portion:
+            yield self._wrapped(portion)
+
+    def _metrics(self, observed: MetricsState, births: CgroupStartTimes) -> Iterator[tuple[Resource, list[Metric]]]:
+        """What the agent says of itself and the node, and then each container by a resource of its own."""
+        assert observed.latest is not None
+        snapshot = observed.latest.snapshot
+        now, boot = snapshot.wall_time_ns, self.since["boot"]
+        born = {
+            printable(path): min(at_ns, now)
+            for path, sample in snapshot.cgroups.items()
+            if (at_ns := births.known.get(sample.id)) is not None
+        }
+        for family in metric_families(observed):
+            row, since = family.metric, self.since[family.metric.since]
+            for portion in _split_family(family):
+                data = _data(portion, since, born, now)
+                yield self.resource, [Metric(row.otel_name, row.help, UCUM_UNITS.get(row.unit, ""), data)]
+        for instrument in node_instruments(snapshot):
+            for start in range(0, len(instrument.points), POINTS_PER_REQUEST):
+                part = instrument._replace(points=instrument.points[start : start + POINTS_PER_REQUEST])
+                yield self.resource, [_instrument_metric(part, boot, now)]
+        for owned, shown in container_instruments(snapshot, observed.about.max_cgroups):
+            since = born.get(printable(owned.sample.path), boot)
+            resource = Resource(self._surroundings | owned.attributes, SCHEMA_URL)
+            yield resource, [_instrument_metric(instrument, since, now) for instrument in shown]
+
+    def _wrapped(self, portion: list[tuple[Resource, list[Metric]]]) -> MetricsData:
+        return MetricsData(
+            [
+                ResourceMetrics(resource, [ScopeMetrics(self.scope, metrics, SCHEMA_URL)], SCHEMA_URL)
+                for resource, metrics in portion
+            ]
+        )
+
+    def span(self, finished: Cycle) -> ReadableSpan:
+        """One round: it began when its snapshot was taken and ended when its decisions had been carried out."""
+        trace_id, span_id = cycle_trace_ids(finished.snapshot)
+        began = finished.snapshot.wall_time_ns
+        ended = began + finished.duration_ns
+        taken = tuple(step_events(finished))
+        changed_first = sorted(finished.done, key=lambda outcome: outcome.status is OutcomeStatus.UNCHANGED)
+        failed = [outcome.error for outcome in finished.done if outcome.status in FAILURES]
+        return ReadableSpan(
+            name="round",
+            context=SpanContext(trace_id, span_id, False, TraceFlags(TraceFlags.SAMPLED)),  # noqa: FBT003
+            resource=self.resource,
+            attributes=dict(_encodable(_cycle_attributes(finished))),
+            events=(
+                *(Event(step, dict(_encodable(attributes)), ended) for step, attributes in taken),
+                *(
+                    Event("decision", dict(_encodable(decision_attributes(o))), ended)
+                    for o in changed_first[: MAX_SPAN_EVENTS - len(taken)]
+                ),
+            ),
+            status=Status(StatusCode.ERROR, printable(failed[0])) if failed else Status(),
+            start_time=began,
+            end_time=ended,
+            instrumentation_scope=self.scope,
+        )
+
+
+def _split_family(family: MetricFamily) -> Iterator[MetricFamily]:
+    """A family of a full node can be larger than a request; its points are sent under its name again."""
+    size = POINTS_PER_REQUEST
+    for start in range(0, max(len(family.points), len(family.distributions)), size):
+        end = start + size
+        yield MetricFamily(family.metric, family.points[start:end], family.distributions[start:end])
+
+
+def _data(family: MetricFamily, since: int, born: Mapping[str, int], now: int) -> Sum | Gauge | Histogram:
+    """`born` has the cgroups, as their label shows them, that count from later on."""
+    names = family.metric.labels
+    if family.metric.kind == "histogram":
+        distributions = [_distribution(names, d, _start(d.owner, since, born), now) for d in family.distributions]
+        return Histogram(distributions, AggregationTemporality.CUMULATIVE)
+    counts = family.metric.kind == "counter"
+    points = [
+        NumberDataPoint(dict(zip(names, p.labels, strict=True)), _start(p.owner, since, born), now, p.value)
+        for p in family.points
+    ]
+    return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(points)
+
+
+def _start(owner: Labels, since: int, born: Mapping[str, int]) -> int:
+    return born.get(owner[0], since) if owner else since
+
+
+def _instrument_metric(instrument: OtelInstrument, since: int, now: int) -> Metric:
+    points = [NumberDataPoint(attributes, since, now, value) for attributes, value in instrument.points]
+    counts = instrument.kind == "counter"
+    data = Gauge(points) if instrument.kind == "gauge" else Sum(points, AggregationTemporality.CUMULATIVE, counts)
+    return Metric(instrument.name, instrument.description, instrument.unit, data)
+
+
+def _distribution(names: tuple[str, ...], shown: MetricDistribution, since: int, now: int) -> HistogramDataPoint:
+    counts = shown.cumulative
+    return HistogramDataPoint(
+        attributes=dict(zip(names, shown.labels, strict=True)),
+        start_time_unix_nano=since,
+        time_unix_nano=now,
+        count=counts[-1],
+        sum=shown.sum_s,
+        bucket_counts=[after - before for before, after in zip((0, *counts), counts, strict=False)],
+        explicit_bounds=shown.bounds_s,
+        min=None,  # type: ignore[arg-type] # optional in the protocol; a histogram does not know its extremes
+        max=None,  # type: ignore[arg-type]
+    )
+
+
+def _cycle_attributes(finished: Cycle) -> dict[str, AttributeValue | None]:
+    advice = finished.advice
+    about: dict[str, AttributeValue | None] = {
+        "dioptase.seq": finished.snapshot.seq,
+        "dioptase.trigger": finished.trigger,
+        "dioptase.act": finished.act.value,
+        "dioptase.outcomes": len(finished.done),
+        "dioptase.banner": list(finished.startup_warnings),
+    }
+    if advice is None:
+        return about
+    return about | {
+        "dioptase.policy": advice.policy,
+        "dioptase.action": advice.action,
+        "dioptase.rule": advice.reason.rule,
+        "dioptase.reason": advice.reason.text,
+        "dioptase.threshold": advice.reason.threshold,
+        "dioptase.pools": [f"{pool.name} {format_cpu_list(pool.cpus)}" for pool in advice.pools],
+        "dioptase.lent_cores": advice.reclaimable_cores,
+        "dioptase.requirement_cores": advice.requirement_cores,
+        "dioptase.headroom_cores": advice.headroom_cores,
+        "dioptase.advertised_cores": None if advice.reported_headroom is None else advice.reported_headroom.cores,
+        "dioptase.idle": advice.idle,
+    }
+
+
+def _encodable(attributes: Mapping[str, AttributeValue | None]) -> Iterator[tuple[str, AttributeValue]]:
+    """Attributes that have a value, in text that the protocol can carry."""
+    for name, value in attributes.items():
+        if isinstance(value, str):
+            yield name, printable(value)
+        elif isinstance(value, list):
+            yield name, list(map(printable, value))
+        elif value is not None:
+            yield name, value

@@ -1,0 +1,236 @@
+"""Sends cycles as OpenTelemetry metrics and traces, by OTLP over gRPC or HTTP, from one thread.
+A slow or dead collector costs the loop nothing: metrics come from the latest cycle, spans wait in a bounded queue and
+are dropped and counted. A failed export is retried with a backoff of up to a minute; one line is logged when sending
+begins to fail and one when it works again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from opentelemetry.sdk.metrics.export import MetricExportResult
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from api import VERSION
+from api.decision import Cycle
+from api.interfaces import Unavailable
+from exporters.otel.conventions import CgroupStartTimes
+from exporters.otel.encoder import OtlpEncoder
+from exporters.otel.environment import PROTOCOL_GRPC, OtlpSettings, OtlpSignal
+from exporters.prometheus.families import AgentInfo, MetricsState
+
+log = logging.getLogger(__name__)
+
+MAX_SPANS = 512
+MAX_BACKOFF_S = 60.0
+FINAL_EXPORT_S, DISCONNECT_S = 1.0, 0.5
+"""What close() grants the last export, and the thread to notice that its connection is gone."""
+MAX_RESPONSE_BYTES = 64 << 10
+"""Of an answer by gRPC, unpacked; otlp_http.py bounds those by HTTP."""
+SDK_LOGGERS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk", "urllib3")
+"""Whose complaints, one or more for every attempt, are kept out of the log."""
+GRPC_EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+
+
+class ExportResult(NamedTuple):
+    """How many requests a collector took, and how many it did not; neither where there was nothing to send."""
+
+    arrived: int = 0
+    refused: int = 0
+
+
+class SdkExporter(Protocol):
+    """What the SDK's four exporters have in common."""
+
+    def export(self, data: Any, /) -> Any: ...
+
+    def shutdown(self) -> None: ...
+
+
+class OtelSink:
+    """Sink of rounds. `failures` and `dropped_spans` say what did not arrive: dioptase_otel_* in the catalogue."""
+
+    def __init__(self, settings: OtlpSettings, about: Callable[[], AgentInfo] = AgentInfo) -> None:
+        """Start the sending thread. Raises Unavailable with a remedy where the exporters refuse the environment."""
+        self.failures = 0
+        self.dropped_spans = 0
+        self.traced = settings.traces is not None
+        release = VERSION
+        since = {"boot": time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME), "agent": time.time_ns()}
+        self._sender = OtlpEncoder(settings.resource, release, since)
+        self._newest, self._about = (MetricsState(version=release), CgroupStartTimes()), about
+        self._sent: MetricsState | None = None
+        # gRPC's core writes about connections to stderr by itself; what matters of that is in our own log line.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        self._metrics = None if settings.metrics is None else _exporter("metrics", settings.metrics)
+        self._spans = None if settings.traces is None else _exporter("traces", settings.traces)
+        self._patience_s = 0.0 if settings.metrics is None else settings.metrics.timeout_s
+        self._queue: deque[ReadableSpan] = deque(maxlen=MAX_SPANS)
+        self._stopping = threading.Event()
+        self._words = _ExporterLogs()
+        jobs = [
+            *([_ExportJob(self._send_metrics, settings.metrics.every_s)] if settings.metrics else []),
+            *([_ExportJob(self._send_spans, settings.traces.every_s)] if settings.traces else []),
+        ]
+        self._thread = threading.Thread(target=self._run, args=(jobs,), name="otel", daemon=True)
+        self._thread.start()
+
+    def publish(self, finished: Cycle) -> None:
+        """Remember the round; the span is made now, so that the queue holds no snapshots. Never raises."""
+        try:
+            observed, births = self._newest
+            self._newest = observed.after(finished, self._about()), births.after(finished.snapshot)
+            if self._spans is not None:
+                self.dropped_spans += len(self._queue) == MAX_SPANS
+                self._queue.append(self._sender.span(finished))
+        except Exception:
+            log.exception("round %d could not be handed to OpenTelemetry", finished.snapshot.seq)
+
+    def close(self) -> None:
+        """Send what is left where somebody takes it, and be gone within two seconds."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._thread.join(FINAL_EXPORT_S)
+        for exporter in (self._metrics, self._spans):
+            if exporter is not None:
+                exporter.shutdown()
+        self._thread.join(DISCONNECT_S)
+        self._words.remove()
+
+    def _run(self, jobs: list[_ExportJob]) -> None:
+        while not self._stopping.wait(max(0.0, min(job.due for job in jobs) - time.monotonic())):
+            for job in jobs:
+                if job.due <= time.monotonic():
+                    self._attempt(job)
+        for job in jobs:
+            if not job.failed:
+                self._attempt(job)
+
+    def _attempt(self, job: _ExportJob) -> None:
+        try:
+            sent = job.send()
+        except Exception:
+            # Whatever the encoder or the transport trips over, the next attempt starts afresh.
+            sent = ExportResult(refused=1)
+            if not job.failed:
+                log.exception("OpenTelemetry export broke")
+        if sent.refused:
+            if not job.failed and not self._stopping.is_set():
+                log.warning("OpenTelemetry export fails, and goes on trying silently: %s", self._words.text)
+            self.failures += sent.refused
+            job.failed += 1
+        elif sent.arrived and job.failed:
+            log.info("OpenTelemetry export works again after %d failures", job.failed)
+            job.failed = 0
+        # A collector that takes a part of it is there, and gets the next one in time.
+        pause_s = 0.0 if sent.arrived else min(job.every_s * 2 ** min(job.failed, 10), MAX_BACKOFF_S)
+        job.due = time.monotonic() + max(job.every_s, pause_s)
+
+    def _send_metrics(self) -> ExportResult:
+        """Every portion, also after one that is refused, until failures have taken as long as one export may."""
+        observed, births = self._newest
+        if self._metrics is None or observed.latest is None or observed is self._sent:
+            return ExportResult()
+        self._sent = observed
+        arrived = refused = 0
+        lost_s = 0.0
+        for request in self._sender.requests(observed, births):
+            began = time.monotonic()
+            if self._metrics.export(request) is MetricExportResult.SUCCESS:
+                arrived += 1
+                continue
+            refused += 1
+            lost_s += time.monotonic() - began
+            if lost_s >= self._patience_s or self._stopping.is_set():
+                break
+        return ExportResult(arrived, refused)
+
+    def _send_spans(self) -> ExportResult:
+        batch = [self._queue.popleft() for _ in range(len(self._queue))]
+        if self._spans is None or not batch:
+            return ExportResult()
+        if self._spans.export(batch) is SpanExportResult.SUCCESS:
+            return ExportResult(arrived=1)
+        self.dropped_spans += len(batch)
+        return ExportResult(refused=1)
+
+
+def _exporter(kind: str, signal: OtlpSignal) -> SdkExporter:
+    """The SDK's exporter of this kind of data for this protocol. Raises Unavailable where it refuses the environment."""
+    try:
+        return _grpc(kind, signal) if signal.protocol == PROTOCOL_GRPC else _http(kind, signal)
+    except Exception as error:
+        reason = f"OpenTelemetry export to {signal.endpoint} cannot start: {error}"
+        raise Unavailable(reason, "correct the OTEL_EXPORTER_OTLP_* variables, or unset them") from error
+
+
+def _grpc(kind: str, signal: OtlpSignal) -> SdkExporter:
+    # Each protocol costs memory to import (gRPC 20 MiB, HTTP 5), so the one that is asked for alone is.
+    from grpc import Compression  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+    compression = Compression.Gzip if signal.compression == "gzip" else Compression.NoCompression
+    exporter = OTLPMetricExporter if kind == "metrics" else OTLPSpanExporter
+    bounded: Any = (("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),)
+    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, channel_options=bounded)
+
+
+def _http(kind: str, signal: OtlpSignal) -> SdkExporter:
+    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+    from exporters.otel.http_session import bounded_session  # noqa: PLC0415
+
+    compression = Compression.Gzip if signal.compression == "gzip" else Compression.NoCompression
+    # With a certificate named for OTLP, REQUESTS_CA_BUNDLE would go before it, and a collector of its own authority be
+    # refused; the price is that proxies of the environment are not used then.
+    bounded = bounded_session(trust_env=not signal.certificate)
+    exporter = OTLPMetricExporter if kind == "metrics" else OTLPSpanExporter
+    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, session=bounded)
+
+
+class _ExportJob:
+    """One kind of data: how it is sent, and when next."""
+
+    def __init__(self, send: Callable[[], ExportResult], every_s: float) -> None:
+        self.send, self.every_s = send, every_s
+        self.due = time.monotonic() + every_s
+        self.failed = 0
+
+
+class _ExporterLogs(logging.Handler):
+    """Takes the exporters' own complaints out of the log and keeps the newest."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = "no reason given"
+        self._passing = ""
+        # It drops repeated words for 20 s; here the newest are wanted, and nothing is logged of them by itself.
+        logging.getLogger(GRPC_EXPORTER_LOGGER).filters.clear()
+        self._loggers = [logging.getLogger(name) for name in SDK_LOGGERS]
+        for logger in self._loggers:
+            logger.addHandler(self)
+            logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # A retry names its reason, and giving up after some of them only that it gave up.
+        if record.levelno < logging.ERROR:
+            self._passing = record.getMessage()
+        else:
+            self.text = "; ".join(filter(None, (record.getMessage(), self._passing)))
+            self._passing = ""
+
+    def remove(self) -> None:
+        for logger in self._loggers:
+            logger.removeHandler(self)
+            logger.propagate = True

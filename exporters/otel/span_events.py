@@ -1,0 +1,126 @@
+"""Describes the steps and decisions of a cycle as span events: name and attributes. Pure; must not import opentelemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from api.advice import MemoryAdvice, RegionAdvice
+from api.decision import Cycle, Outcome
+from api.eviction import EvictionEvent, EvictionThreshold, EvictionVictim, ThresholdMet
+from api.knobs import Reason
+
+AttributeValue = str | int | float | bool | list[str]
+SpanAttributes = dict[str, AttributeValue | None]
+MAX_EVENTS_PER_KIND = 16
+"""Regions, rejected pods, thresholds, victims and kills that have an event, so that decisions have room."""
+
+
+def step_events(finished: Cycle) -> Iterator[tuple[str, SpanAttributes]]:
+    """Name and attributes of each: regions, pods whose wish was rejected, memory, evictions and what became of earlier ones."""
+    advice, evictions = finished.advice, finished.evictions
+    if advice is not None:
+        for one in advice.cpu.regions[:MAX_EVENTS_PER_KIND]:
+            yield "region", _region(one)
+        for pod, verdict in sorted(advice.rejected.items())[:MAX_EVENTS_PER_KIND]:
+            yield "rejected", {"dioptase.pod": pod, **reason_attributes(verdict)}
+    if finished.memory is not None:
+        yield "memory", _memory(finished.memory)
+    if evictions is not None:
+        met = [threshold for threshold in evictions.thresholds if threshold.met is not ThresholdMet.NOT_MET]
+        for threshold in met[:MAX_EVENTS_PER_KIND]:
+            yield "threshold", _threshold(threshold)
+        for victim in evictions.victims[:MAX_EVENTS_PER_KIND]:
+            yield "victim", _victim(victim)
+    for kill in finished.kills[:MAX_EVENTS_PER_KIND]:
+        yield "kill", _kill(kill)
+
+
+def decision_attributes(outcome: Outcome) -> SpanAttributes:
+    """One decision, and what came of it."""
+    decision = outcome.decision
+    return {
+        "dioptase.pod": decision.pod,
+        "dioptase.cgroup": decision.cgroup,
+        "dioptase.knob": decision.knob.value,
+        "dioptase.value": decision.value,
+        "dioptase.status": outcome.status.value,
+        "dioptase.before": outcome.before,
+        "dioptase.after": outcome.after,
+        "dioptase.clamped_from": outcome.clamped_from,
+        "dioptase.repaired": True if outcome.repaired else None,
+        "dioptase.error": outcome.error or None,
+        **reason_attributes(decision.reason),
+    }
+
+
+def reason_attributes(reason: Reason) -> SpanAttributes:
+    """The rule, its threshold and its inputs."""
+    return {
+        "dioptase.rule": reason.rule,
+        "dioptase.reason": reason.text,
+        "dioptase.threshold": reason.threshold,
+        **{f"dioptase.input.{name}": value for name, value in reason.inputs.items()},
+    }
+
+
+def _region(one: RegionAdvice) -> SpanAttributes:
+    signals = {
+        f"dioptase.signal.{signal.name}.{which}": value
+        for signal in one.signals
+        for which, value in (("current", signal.current), ("target", signal.target))
+    }
+    return {
+        "dioptase.region": one.region.name,
+        "dioptase.pool": one.region.pool,
+        "dioptase.policy": one.policy,
+        "dioptase.lower_cores": one.lower_cores,
+        "dioptase.upper_cores": one.upper_cores,
+        **{f"dioptase.control.{control.value}": value for control, value in one.controls.items()},
+        **signals,
+        **reason_attributes(one.reason),
+    }
+
+
+def _memory(advice: MemoryAdvice) -> SpanAttributes:
+    conditions = {
+        f"dioptase.numa.{numa}.condition": found.state.value for numa, found in advice.numa_conditions.items()
+    }
+    return {
+        "dioptase.policy": advice.policy,
+        "dioptase.headroom_bytes": advice.headroom_bytes,
+        "dioptase.condition": advice.condition.state.value,
+        "dioptase.shortfall_bytes": advice.condition.target_bytes,
+        **conditions,
+        **reason_attributes(advice.headroom_reason),
+    }
+
+
+def _threshold(threshold: EvictionThreshold) -> SpanAttributes:
+    return {
+        "dioptase.plugin": threshold.plugin,
+        "dioptase.met": threshold.met.value,
+        "dioptase.scope": threshold.scope,
+        "dioptase.observed": threshold.observed,
+        **reason_attributes(threshold.reason),
+        "dioptase.threshold": threshold.value,
+    }
+
+
+def _victim(victim: EvictionVictim) -> SpanAttributes:
+    return {
+        "dioptase.pod": victim.pod,
+        "dioptase.plugin": victim.plugin,
+        "dioptase.dry_run": victim.dry_run,
+        "dioptase.forced": victim.forced,
+        "dioptase.grace_s": victim.grace_s,
+        **reason_attributes(victim.reason),
+    }
+
+
+def _kill(kill: EvictionEvent) -> SpanAttributes:
+    return {
+        "dioptase.pod": kill.pod,
+        "dioptase.kill": kill.reason.value,
+        "dioptase.reason": kill.message,
+        "dioptase.warning": kill.warning,
+    }

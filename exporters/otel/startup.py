@@ -1,0 +1,53 @@
+"""Starts the OpenTelemetry sink if the environment names an endpoint; importing it does not load the SDK.
+The SDK costs about 30 MiB, so it is imported inside `start_otel`. Raises Unavailable with a remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from api.interfaces import ProbeReading, Unavailable
+from exporters.otel.environment import read_otlp_settings
+from exporters.prometheus.families import AgentInfo
+
+if TYPE_CHECKING:
+    from exporters.otel.sink import OtelSink
+
+
+def start_otel(environ: Mapping[str, str], about: Callable[[], AgentInfo] = AgentInfo) -> OtelSink | None:
+    """The sink that the environment asks for, running; None where it names no endpoint. Raises Unavailable with a remedy."""
+    settings = read_otlp_settings(environ)
+    if settings is None:
+        return None
+    try:
+        from exporters.otel.sink import OtelSink  # noqa: PLC0415 - most agents never need it
+
+        return OtelSink(settings, about)
+    except Unavailable:
+        raise
+    except ImportError as error:
+        raise Unavailable(f"OpenTelemetry is asked for and not installed: {error}", "install dioptase anew") from error
+    except Exception as error:
+        # The SDK reads variables of its own, some when it is imported, and raises what it likes.
+        raise Unavailable(f"OpenTelemetry cannot start: {error}", "correct that variable, or unset it") from error
+
+
+class OtelUnavailable:
+    """In the place of the sink, where the environment asks for one that cannot be: a source that says why, every round."""
+
+    name, form = "opentelemetry", "off"
+    lost_events = None
+
+    def __init__(self, why: Unavailable) -> None:
+        self._why = why
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
+        raise Unavailable(self._why.reason, self._why.remedy)
+
+    def problem(self) -> Unavailable | None:
+        """What `read` does not say already: nothing."""
+        return None
+
+    def close(self) -> None:
+        """There is nothing to close."""

@@ -1,0 +1,1 @@
+"""The web page, its HTTP API, and health endpoints."""

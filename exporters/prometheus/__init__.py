@@ -1,0 +1,1 @@
+"""Exports metrics in the Prometheus exposition format."""

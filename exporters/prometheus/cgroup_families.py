@@ -1,0 +1,369 @@
+"""Turns the facts of every cgroup into metric families.
+Pure. Series are bounded: a number of cgroups (those of pods first), and of each a number of aggressors and devices;
+`count_dropped` counts the rest. A counter that comes back into view continues where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from heapq import nlargest
+from itertools import islice
+from mmap import PAGESIZE
+from typing import NamedTuple
+
+from api.cpu import parse_cpu_list
+from api.measurements import UNLIMITED, Blame, CgroupLimits, Durations, SocketTraffic
+from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S, RUNQ_LATENCY_BOUNDS_S
+from api.snapshot import CgroupSample, Snapshot
+from api.text import printable
+from exporters.prometheus.metric_family import (
+    Exemplar,
+    Labels,
+    MetricDistribution,
+    MetricFamily,
+    MetricNumber,
+    MetricPoint,
+    coarse_distribution,
+    fine_distribution,
+    ns_to_seconds,
+)
+from exporters.prometheus.node_families import stalled_seconds
+
+OwnSamples = Iterable[tuple[Labels, MetricNumber | None]]
+NO_POD_LABELS: Labels = ("", "", "", "")
+"""Namespace, pod, container and QoS level of a cgroup that no listed pod owns."""
+MAX_AGGRESSORS_PER_CGROUP = 16
+"""Of one cgroup; those that made it wait longest."""
+MAX_DEVICES_PER_CGROUP = 16
+LOAD_PERIODS = ("1m", "5m", "15m")
+MEMORY_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("anon", ("anon", "total_rss", "rss")),
+    ("file", ("file", "total_cache", "cache")),
+    ("shmem", ("total_shmem", "shmem")),
+    ("file_mapped", ("file_mapped", "total_mapped_file", "mapped_file")),
+    ("file_dirty", ("file_dirty", "total_dirty", "dirty")),
+    ("file_writeback", ("file_writeback", "total_writeback", "writeback")),
+    ("active_anon", ("total_active_anon", "active_anon")),
+    ("inactive_anon", ("total_inactive_anon", "inactive_anon")),
+    ("active_file", ("total_active_file", "active_file")),
+    ("inactive_file", ("total_inactive_file", "inactive_file")),
+    ("unevictable", ("total_unevictable", "unevictable")),
+    ("anon_thp", ("anon_thp", "total_rss_huge", "rss_huge")),
+    ("slab_reclaimable", ("slab_reclaimable",)),
+    ("slab_unreclaimable", ("slab_unreclaimable",)),
+    ("kernel_stack", ("kernel_stack",)),
+    ("pagetables", ("pagetables",)),
+    ("sock", ("sock",)),
+)
+"""Kinds by their names in memory.stat: version 2's, then version 1's with descendants (total_) and without."""
+WORKINGSET = tuple(
+    ((event, kind), tuple(f"{total}workingset_{event}{part}" for part in parts for total in ("total_", "")))
+    for event in ("refault", "activate", "restore")
+    for kind, parts in (("anon", ("_anon",)), ("file", ("_file", "")))
+)
+"""Kernels before 5.9 know of files alone and do not say so in the name (commit 170b04b7ae49)."""
+MEMORY_EVENTS = ("low", "high", "max", "oom", "oom_kill", "oom_group_kill")
+
+
+class CgroupSeries(NamedTuple):
+    """One cgroup that has series, with the values of CGROUP_LABELS ready to be written."""
+
+    owner: Labels
+    sample: CgroupSample
+
+
+def cgroup_families(
+    snapshot: Snapshot, previous: Snapshot | None, trace: tuple[tuple[str, str], ...], most: int
+) -> Iterator[MetricFamily]:
+    """Every row about cgroups; those without a number are empty. `trace` are the labels of exemplars of this round."""
+    shown = select_cgroups(snapshot, most)
+    for name, scalar in CGROUP_SCALARS:
+        points = (MetricPoint(owner, (), value) for owner, sample in shown if (value := scalar(sample)) is not None)
+        yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
+    for name, split in CGROUP_SPLITS:
+        points = (
+            MetricPoint(owner, own, value)
+            for owner, sample in shown
+            for own, value in split(sample)
+            if value is not None
+        )
+        yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
+    yield _runq_latency(shown, previous, trace, snapshot.wall_time_ns)
+    yield _blame(snapshot, previous, shown)
+    yield _distribution_family("dioptase_cgroup_throttle_seconds", shown, _throttles)
+    yield _distribution_family("dioptase_cgroup_reclaim_seconds", shown, _reclaim)
+    yield from _devices(snapshot, shown)
+
+
+def select_cgroups(snapshot: Snapshot, most: int) -> list[CgroupSeries]:
+    """The cgroups that have series: where there are too many those of pods come first, then those nearest to the root."""
+    owners = {
+        container.cgroup: (pod.namespace, pod.name, container.name, pod.qos.value)
+        for pod in snapshot.pods
+        for container in pod.containers
+    }
+    paths: Iterable[str] = snapshot.cgroups
+    if len(snapshot.cgroups) > most:
+        paths = sorted(paths, key=lambda path: (path not in owners, path.count("/"), path))[:most]
+    return [
+        CgroupSeries(tuple(map(printable, (path, *owners.get(path, NO_POD_LABELS)))), snapshot.cgroups[path])
+        for path in paths
+    ]
+
+
+def count_dropped(snapshot: Snapshot, most: int) -> Mapping[str, int]:
+    """How many cgroups, culprits and devices of cgroups have no series in this round because there are too many."""
+    samples = snapshot.cgroups.values()
+    culprits = (
+        len(sample.blame.by_cgroup) - 1 - MAX_AGGRESSORS_PER_CGROUP for sample in samples if sample.blame is not None
+    )
+    devices = (max(len(sample.io), len(sample.block_io)) - MAX_DEVICES_PER_CGROUP for sample in samples)
+    return {
+        "cgroup": max(0, len(snapshot.cgroups) - most),
+        "culprit": sum(more for more in culprits if more > 0),
+        "device": sum(more for more in devices if more > 0),
+    }
+
+
+def worst_aggressors(path: str, blame: Blame, before: Blame | None = None) -> Mapping[str, int]:
+    """The other cgroups that made this one wait, in nanoseconds; where they are many, the worst since `before`."""
+    others = {culprit: ns for culprit, ns in blame.by_cgroup.items() if culprit != path and ns}
+    if len(others) <= MAX_AGGRESSORS_PER_CGROUP:
+        return others
+    then = {} if before is None else before.by_cgroup
+    # Who is new or has become worse must be seen at once, whatever others did in the past.
+    return dict(
+        nlargest(MAX_AGGRESSORS_PER_CGROUP, others.items(), key=lambda item: (item[1] - then.get(item[0], 0), item[1]))
+    )
+
+
+def device_names(snapshot: Snapshot) -> Mapping[str, str]:
+    """Names of disks by the `MAJOR:MINOR` that cgroups know them by."""
+    return {disk.number: printable(name) for name, disk in snapshot.node.disks.items()}
+
+
+def _runq_latency(
+    shown: list[CgroupSeries], previous: Snapshot | None, trace: tuple[tuple[str, str], ...], at_ns: int
+) -> MetricFamily:
+    distributions = tuple(
+        fine_distribution(
+            owner, sample.wait, _longest_wait_exemplar(sample, previous, trace, at_ns) if owner[1] else None
+        )
+        for owner, sample in shown
+        if sample.wait is not None
+    )
+    return MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_runq_wait_seconds"], distributions=distributions)
+
+
+def _longest_wait_exemplar(
+    sample: CgroupSample, previous: Snapshot | None, trace: tuple[tuple[str, str], ...], at_ns: int
+) -> Mapping[int, Exemplar]:
+    """The longest wait of this round, by the bound of its slot: that long at most. The open slot has no bound."""
+    before = previous.cgroups.get(sample.path) if previous is not None else None
+    slots = sample.wait.slots if sample.wait is not None else None
+    if slots is None or before is None or before.id != sample.id or before.wait is None or before.wait.slots is None:
+        return {}
+    earlier = before.wait.slots
+    for slot in range(len(RUNQ_LATENCY_BOUNDS_S) - 1, -1, -1):
+        if slots[slot] > earlier[slot]:
+            return {slot: Exemplar(trace, RUNQ_LATENCY_BOUNDS_S[slot], at_ns)}
+    return {}
+
+
+def _blame(snapshot: Snapshot, previous: Snapshot | None, shown: list[CgroupSeries]) -> MetricFamily:
+    pods = {container.cgroup: printable(pod.key) for pod in snapshot.pods for container in pod.containers}
+    points: list[MetricPoint] = []
+    for owner, sample in shown:
+        blame = sample.blame
+        if blame is None:
+            continue
+        then = previous.cgroups.get(sample.path) if previous is not None else None
+        for culprit, ns in worst_aggressors(sample.path, blame, then.blame if then is not None else None).items():
+            own = ("neighbour", printable(culprit), pods.get(culprit, ""))
+            points.append(MetricPoint(owner, own, ns / NS_PER_S))
+        for cause, ns in (
+            ("self", blame.by_cgroup.get(sample.path, 0)),
+            ("own_quota", blame.throttled_ns),
+            ("higher_class", blame.higher_class_ns),
+            ("other", blame.other_ns),
+        ):
+            points.append(MetricPoint(owner, (cause, "", ""), ns / NS_PER_S))
+    return MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_blame_seconds_total"], points=tuple(points))
+
+
+def _distribution_family(
+    name: str, shown: list[CgroupSeries], of: Callable[[CgroupSample], Iterable[tuple[Labels, Durations]]]
+) -> MetricFamily:
+    distributions = tuple(
+        coarse_distribution(owner, own, durations) for owner, sample in shown for own, durations in of(sample)
+    )
+    return MetricFamily(AGENT_METRICS_BY_NAME[name], distributions=distributions)
+
+
+def _throttles(sample: CgroupSample) -> Iterable[tuple[Labels, Durations]]:
+    return () if sample.throttles is None else (((), sample.throttles),)
+
+
+def _reclaim(sample: CgroupSample) -> Iterable[tuple[Labels, Durations]]:
+    reclaim = sample.reclaim
+    return () if reclaim is None else ((("direct",), reclaim.direct), (("limit",), reclaim.limit))
+
+
+def _devices(snapshot: Snapshot, shown: list[CgroupSeries]) -> Iterator[MetricFamily]:
+    names = device_names(snapshot)
+    moved: list[MetricPoint] = []
+    done: list[MetricPoint] = []
+    requested: list[MetricPoint] = []
+    taken: list[MetricDistribution] = []
+    for owner, sample in shown:
+        for number, io in islice(sample.io.items(), MAX_DEVICES_PER_CGROUP):
+            device = names.get(number, number)
+            operations = [("read", io.read_bytes, io.reads), ("write", io.write_bytes, io.writes)]
+            if io.discards:
+                operations.append(("discard", io.discard_bytes, io.discards))
+            for operation, size, times in operations:
+                moved.append(MetricPoint(owner, (device, operation), size))
+                done.append(MetricPoint(owner, (device, operation), times))
+        for number, block in islice(sample.block_io.items(), MAX_DEVICES_PER_CGROUP):
+            device = names.get(number, number)
+            for operation, size, durations in (
+                ("read", block.read_bytes, block.reads),
+                ("write", block.write_bytes, block.writes),
+            ):
+                requested.append(MetricPoint(owner, (device, operation), size))
+                taken.append(coarse_distribution(owner, (device, operation), durations))
+    yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_io_bytes_total"], points=tuple(moved))
+    yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_io_operations_total"], points=tuple(done))
+    yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_block_io_request_bytes_total"], points=tuple(requested))
+    yield MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_block_io_seconds"], distributions=tuple(taken))
+
+
+def first_value(stat: Mapping[str, int], names: tuple[str, ...]) -> int | None:
+    """The value of the first of these names that the kernel gives."""
+    return next((stat[name] for name in names if name in stat), None)
+
+
+def _by_reclaimer(sample: CgroupSample, prefix: str) -> OwnSamples:
+    return (((by,), sample.memory_stat.get(prefix + by)) for by in ("kswapd", "direct"))
+
+
+def working_set(sample: CgroupSample) -> int | None:
+    """Usage and memory.stat are read at different times, so their difference may come out below zero."""
+    inactive = first_value(sample.memory_stat, ("total_inactive_file", "inactive_file"))
+    return None if sample.memory_bytes is None or inactive is None else max(0, sample.memory_bytes - inactive)
+
+
+def _cores(limits: CgroupLimits) -> float | None:
+    if limits.quota_us is None or limits.quota_us < 0 or not limits.period_us:
+        return None
+    return limits.quota_us / limits.period_us
+
+
+@lru_cache(maxsize=256)
+def _cpus(text: str | None) -> int | None:
+    try:
+        return None if text is None else len(parse_cpu_list(text))
+    except ValueError:
+        return None
+
+
+def _limit(value: int | None) -> int | None:
+    return None if value == UNLIMITED else value
+
+
+def _memory_limits(limits: CgroupLimits) -> OwnSamples:
+    """A protection of zero is none."""
+    return (
+        (("max",), _limit(limits.memory_max_bytes)),
+        (("high",), _limit(limits.memory_high_bytes)),
+        (("low",), limits.memory_low_bytes or None),
+        (("min",), limits.memory_min_bytes or None),
+        (("swap_max",), _limit(limits.swap_max_bytes)),
+    )
+
+
+def _numa(stat: Mapping[str, Mapping[int, int]]) -> OwnSamples:
+    """Version 1 counts pages, and has a line `total` that version 2 has not."""
+    size = PAGESIZE if "total" in stat else 1
+    for kind in ("anon", "file", "unevictable"):
+        for node, count in stat.get(f"hierarchical_{kind}", stat.get(kind, {})).items():
+            yield (kind, str(node)), count * size
+
+
+def _threads(sample: CgroupSample) -> OwnSamples:
+    states = sample.threads_by_state
+    if states is None:
+        return ()
+    return (
+        (("runnable",), states.runnable),
+        (("uninterruptible",), states.uninterruptible - (states.iowait or 0)),
+        (("iowait",), states.iowait),
+        (("sleeping",), states.sleeping),
+    )
+
+
+def _load(sample: CgroupSample, prefix: str) -> OwnSamples:
+    load = sample.load
+    if load is None:
+        return ()
+    values = (getattr(load, f"{prefix}{minutes}") for minutes in ("one", "five", "fifteen"))
+    return (((period,), value) for period, value in zip(LOAD_PERIODS, values, strict=True))
+
+
+def _network(net: SocketTraffic | None, unit: str) -> OwnSamples:
+    if net is None:
+        return ()
+    return (
+        ((protocol, direction), getattr(net, f"{protocol}_{direction}_{unit}"))
+        for protocol in ("tcp", "udp")
+        for direction in ("sent", "received")
+    )
+
+
+CGROUP_SCALARS: tuple[tuple[str, Callable[[CgroupSample], MetricNumber | None]], ...] = (
+    ("dioptase_cgroup_cpu_usage_seconds_total", lambda c: ns_to_seconds(c.cpu_usage_ns)),
+    ("dioptase_cgroup_cpu_limit_cores", lambda c: _cores(c.limits)),
+    ("dioptase_cgroup_cpu_weight", lambda c: c.limits.weight),
+    ("dioptase_cgroup_cpu_idle", lambda c: None if c.limits.idle is None else int(c.limits.idle)),
+    ("dioptase_cgroup_cpuset_cpus", lambda c: _cpus(c.limits.cpus)),
+    ("dioptase_cgroup_cpu_periods_total", lambda c: c.periods),
+    ("dioptase_cgroup_cpu_throttled_periods_total", lambda c: c.throttled_periods),
+    ("dioptase_cgroup_cpu_throttled_seconds_total", lambda c: ns_to_seconds(c.throttled_ns)),
+    ("dioptase_cgroup_cpu_cycles_total", lambda c: c.counters.cycles if c.counters else None),
+    ("dioptase_cgroup_cpu_instructions_total", lambda c: c.counters.instructions if c.counters else None),
+    ("dioptase_cgroup_cpu_cache_misses_total", lambda c: c.counters.misses if c.counters else None),
+    ("dioptase_cgroup_threads", lambda c: c.threads),
+    ("dioptase_cgroup_pids_limit", lambda c: _limit(c.limits.pids_max)),
+    ("dioptase_cgroup_numa_migrations_total", lambda c: c.numa_migrations),
+    ("dioptase_cgroup_memory_usage_bytes", lambda c: c.memory_bytes),
+    ("dioptase_cgroup_memory_working_set_bytes", working_set),
+    ("dioptase_cgroup_memory_swap_bytes", lambda c: c.swap_bytes),
+    ("dioptase_cgroup_memory_kernel_bytes", lambda c: c.kernel_memory_bytes),
+    ("dioptase_cgroup_page_faults_total", lambda c: first_value(c.memory_stat, ("total_pgfault", "pgfault"))),
+    (
+        "dioptase_cgroup_major_page_faults_total",
+        lambda c: first_value(c.memory_stat, ("total_pgmajfault", "pgmajfault")),
+    ),
+    ("dioptase_cgroup_oom_kills_total", lambda c: c.oom_kills),
+    ("dioptase_cgroup_reclaimed_pages_total", lambda c: c.reclaim.reclaimed_pages if c.reclaim else None),
+    ("dioptase_cgroup_kswapd_wakeups_total", lambda c: c.reclaim.kswapd_wakeups if c.reclaim else None),
+    ("dioptase_cgroup_network_retransmits_total", lambda c: c.net.tcp_retransmits if c.net else None),
+)
+CGROUP_SPLITS: tuple[tuple[str, Callable[[CgroupSample], OwnSamples]], ...] = (
+    ("dioptase_cgroup_cpu_seconds_total", lambda c: (
+        (("user",), ns_to_seconds(c.cpu_user_ns)), (("system",), ns_to_seconds(c.cpu_system_ns)))),
+    ("dioptase_cgroup_threads_by_state", _threads),
+    ("dioptase_cgroup_load", lambda c: _load(c, "")),
+    ("dioptase_cgroup_load_runnable", lambda c: _load(c, "runnable_")),
+    ("dioptase_cgroup_pressure_seconds_total", stalled_seconds),
+    ("dioptase_cgroup_memory_limit_bytes", lambda c: _memory_limits(c.limits)),
+    ("dioptase_cgroup_memory_bytes", lambda c: (((kind,), first_value(c.memory_stat, names)) for kind, names in MEMORY_KINDS)),
+    ("dioptase_cgroup_memory_numa_bytes", lambda c: _numa(c.numa_stat)),
+    ("dioptase_cgroup_workingset_pages_total", lambda c: ((own, first_value(c.memory_stat, names)) for own, names in WORKINGSET)),
+    ("dioptase_cgroup_reclaim_scanned_pages_total", lambda c: _by_reclaimer(c, "pgscan_")),
+    ("dioptase_cgroup_reclaim_stolen_pages_total", lambda c: _by_reclaimer(c, "pgsteal_")),
+    ("dioptase_cgroup_memory_events_total", lambda c: (((event,), c.memory_events.get(event)) for event in MEMORY_EVENTS)),
+    ("dioptase_cgroup_network_bytes_total", lambda c: _network(c.net, "bytes")),
+    ("dioptase_cgroup_network_packets_total", lambda c: _network(c.net, "packets")),
+)  # fmt: skip

@@ -1,0 +1,314 @@
+"""Turns one cycle and the totals since the start into metric families, by the rows of the catalogue.
+Pure. Prometheus and OpenTelemetry both render these families. The kernel's nanoseconds and microseconds become
+seconds in this package and nowhere else. A fact that is None has no sample, and a row without samples is left out.
+Limits show the value that the actuator has read back in the same cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+
+import msgspec
+
+from api.advice import NodeAdvice, PowerActionKind
+from api.decision import ActMode, Cycle, Outcome, OutcomeStatus
+from api.knobs import Knob
+from api.measurements import UNLIMITED, CgroupLimits
+from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S
+from api.snapshot import Snapshot
+from api.text import printable
+from exporters.prometheus.cgroup_families import cgroup_families, count_dropped
+from exporters.prometheus.decision_families import (
+    VictimCounts,
+    advice_families,
+    count_kills,
+    eviction_families,
+    forecast_families,
+    headroom_families,
+)
+from exporters.prometheus.metric_family import (
+    Exemplar,
+    Labels,
+    MetricDistribution,
+    MetricFamily,
+    MetricPoint,
+    point_family,
+)
+from exporters.prometheus.node_families import MAX_INTERFACES, node_families
+
+
+def cycle_trace_ids(snapshot: Snapshot) -> tuple[int, int]:
+    """Trace id (128 bits) and span id (64 bits) of the round that this snapshot began; never zero."""
+    seed = f"{snapshot.boot_id}/{snapshot.seq}/{snapshot.wall_time_ns}".encode(errors="surrogateescape")
+    digest = blake2b(seed, digest_size=24).digest()
+    return int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:]) or 1
+
+
+def exemplar_labels(snapshot: Snapshot, *, traced: bool) -> tuple[tuple[str, str], ...]:
+    """What an exemplar says of its round; trace and span only where they are sent somewhere. Below 128 characters."""
+    own = (("round", str(snapshot.seq)),)
+    if not traced:
+        return own
+    trace_id, span_id = cycle_trace_ids(snapshot)
+    return (("trace_id", f"{trace_id:032x}"), ("span_id", f"{span_id:016x}"), *own)
+
+
+_READ_BACK = (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED)
+
+
+def with_limits_read_back(finished: Cycle) -> Snapshot:
+    """The round's snapshot, with every limit that its outcomes have read back."""
+    snapshot = finished.snapshot
+    changed: dict[str, CgroupLimits] = {}
+    for outcome in finished.done:
+        path, sample = outcome.decision.cgroup, snapshot.cgroups.get(outcome.decision.cgroup)
+        if sample is None or outcome.status not in _READ_BACK or outcome.after is None:
+            continue
+        before = changed.get(path, sample.limits)
+        after = msgspec.structs.replace(before, **_limit_fields(outcome))
+        if after != before:
+            changed[path] = after
+    if not changed:
+        return snapshot
+    cgroups = dict(snapshot.cgroups)
+    for path, limits in changed.items():
+        cgroups[path] = msgspec.structs.replace(cgroups[path], limits=limits)
+    return msgspec.structs.replace(snapshot, cgroups=cgroups)
+
+
+def _limit_fields(outcome: Outcome) -> Mapping[str, int | str | bool]:
+    knob, text = outcome.decision.knob, outcome.after or ""
+    if knob is Knob.QUOTA:
+        quota, _, period = text.partition(" ")
+        return {"quota_us": -1 if quota == "max" else int(quota), "period_us": int(period)}
+    if knob is Knob.IDLE:
+        return {"idle": text == "1"}
+    if knob is Knob.CPUSET:
+        return {"cpus": text}
+    if knob is Knob.MEMORY_MAX:
+        return {"memory_max_bytes": UNLIMITED if text == "max" else int(text)}
+    return {}
+
+
+MAX_CGROUPS_WITH_SERIES = 512
+"""With series of their own, about 200 each; exporters.maxCgroups in the settings."""
+
+
+class RecordingState(msgspec.Struct, frozen=True, kw_only=True):
+    """How the recording fares."""
+
+    writable: bool
+    size_bytes: int
+    rounds: int
+    lost_rounds: int
+
+
+class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent knows of itself and no round says; None has no sample."""
+
+    interval_s: float | None = None
+    runq_latency_target_s: float | None = None
+    journal_writable: bool | None = None
+    """None where decisions are kept in memory only."""
+    otel_failures: int | None = None
+    """None where nothing is sent to OpenTelemetry, as for the spans."""
+    otel_dropped_spans: int | None = None
+    traced: bool = False
+    """Whether rounds are sent as spans, so that exemplars may name them."""
+    recording: RecordingState | None = None
+    max_cgroups: int = MAX_CGROUPS_WITH_SERIES
+    api_requests: Mapping[tuple[str, str, str], int] = {}
+    """By method, resource and status; nothing where there is no cluster."""
+    nri_answers: Mapping[str, int] = {}
+    """By answer; nothing where no container runtime asks."""
+    obeyed: Mapping[Labels, bool] = {}
+    """By kind, key and hash of the object."""
+    calls: Mapping[tuple[str, str, str], int] = {}
+    """Over sockets, by side, method and code; nothing where none are used."""
+    advice_ages_s: Mapping[tuple[str, str], float] = {}
+    """By `given` or `taken` and resource."""
+    peers: Mapping[str, int] = {}
+    """Of our sockets, by what they are to us."""
+
+
+class EventTally(msgspec.Struct, frozen=True):
+    """How often something happened, and the latest round in which it did."""
+
+    count: int
+    latest: Exemplar
+
+
+class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an exporter knows: the newest round, and what all rounds since it started add up to."""
+
+    version: str
+    about: AgentInfo = AgentInfo()
+    latest: Cycle | None = None
+    decisions: Mapping[Labels, EventTally] = {}
+    """By knob, rule and outcome."""
+    repairs: Mapping[Labels, EventTally] = {}
+    """By knob."""
+    rounds: Mapping[Labels, EventTally] = {}
+    """By trigger and action; the action is empty where nothing was advised."""
+    victims: VictimCounts = VictimCounts()
+    kills: Mapping[Labels, int] = {}
+    """By Katalyst's reason."""
+    dropped: Mapping[str, int] = {}
+    """What a limit kept from being shown, added up over rounds."""
+
+    def after(self, finished: Cycle, about: AgentInfo | None = None) -> MetricsState:
+        """The same with one more round; the old value stays as it is for whoever is rendering it."""
+        known = self.about if about is None else about
+        snapshot = finished.snapshot
+        exemplar = Exemplar(exemplar_labels(snapshot, traced=known.traced), 1, snapshot.wall_time_ns)
+        decisions, repairs = dict(self.decisions), dict(self.repairs)
+        for outcome in finished.done:
+            decision = outcome.decision
+            _count_event(decisions, (decision.knob.value, decision.reason.rule, outcome.status.value), exemplar)
+            if outcome.repaired:
+                _count_event(repairs, (decision.knob.value,), exemplar)
+        rounds = dict(self.rounds)
+        _count_event(rounds, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
+        now = _dropped_series(snapshot, known.max_cgroups)
+        return MetricsState(
+            version=self.version,
+            about=known,
+            latest=finished,
+            decisions=decisions,
+            repairs=repairs,
+            rounds=rounds,
+            victims=self.victims.after(finished),
+            kills=count_kills(self.kills, finished),
+            dropped={what: self.dropped.get(what, 0) + count for what, count in now.items()},
+        )
+
+
+def metric_families(observed: MetricsState) -> Iterator[MetricFamily]:
+    """Every row of the catalogue that has something to show, by scope."""
+    for family in _every_family(observed):
+        if family.points or family.distributions:
+            yield family
+
+
+def _every_family(observed: MetricsState) -> Iterator[MetricFamily]:
+    finished, about = observed.latest, observed.about
+    if finished is not None:
+        snapshot = finished.snapshot
+        trace = exemplar_labels(snapshot, traced=about.traced)
+        yield from node_families(snapshot)
+        in_force = with_limits_read_back(finished)
+        yield from cgroup_families(in_force, finished.previous, trace, about.max_cgroups)
+        yield _indicators(snapshot)
+        yield from _advice_totals(finished)
+        yield from advice_families(finished)
+        if finished.evictions is not None:
+            yield from eviction_families(finished.evictions)
+        yield from forecast_families(finished.forecasts)
+    yield _tallies("dioptase_decisions_total", observed.decisions)
+    yield _tallies("dioptase_knob_repairs_total", observed.repairs)
+    yield _tallies("dioptase_rounds_total", observed.rounds)
+    yield point_family("dioptase_eviction_victims_total", observed.victims.counts.items())
+    yield point_family("dioptase_eviction_kills_total", observed.kills.items())
+    if finished is not None:
+        yield from _agent_families(finished)
+    yield from _agent_info_families(about)
+    yield point_family(
+        "dioptase_exporter_dropped_total", (((what,), count) for what, count in observed.dropped.items())
+    )
+    yield point_family("dioptase_build_info", [((observed.version,), 1)])
+
+
+def _count_event(tallies: dict[Labels, EventTally], key: Labels, exemplar: Exemplar) -> None:
+    before = tallies.get(key)
+    tallies[key] = EventTally(before.count + 1 if before else 1, exemplar)
+
+
+def _tallies(name: str, tallies: Mapping[Labels, EventTally]) -> MetricFamily:
+    shown = (
+        MetricPoint((), tuple(map(printable, key)), tally.count, tally.latest) for key, tally in sorted(tallies.items())
+    )
+    return MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(shown))
+
+
+def _dropped_series(snapshot: Snapshot, max_cgroups: int) -> Mapping[str, int]:
+    return {**count_dropped(snapshot, max_cgroups), "interface": max(0, len(snapshot.node.interfaces) - MAX_INTERFACES)}
+
+
+def _indicators(snapshot: Snapshot) -> MetricFamily:
+    return MetricFamily(
+        AGENT_METRICS_BY_NAME["dioptase_indicator_latency_seconds"],
+        distributions=tuple(
+            MetricDistribution((), _namespace_and_name(key), indicator.bounds_s, indicator.buckets, indicator.sum_s)
+            for key, indicator in snapshot.indicators.items()
+        ),
+    )
+
+
+def _namespace_and_name(key: str) -> tuple[str, str]:
+    namespace, _, name = printable(key).partition("/")
+    return namespace, name
+
+
+def _advice_totals(finished: Cycle) -> Iterator[MetricFamily]:
+    if (shadow := finished.shadow) is not None:
+        yield point_family("dioptase_shadow_requirement_cores", [((shadow.policy,), shadow.requirement_cores)])
+        yield point_family("dioptase_shadow_headroom_cores", [((shadow.policy,), shadow.headroom_cores)])
+        yield point_family("dioptase_shadow_lent_cores", [((shadow.policy,), shadow.reclaimable_cores)])
+    if finished.node is not None:
+        yield from _node_advice(finished.node)
+    advice = finished.advice
+    if advice is None:
+        return
+    yield point_family("dioptase_pool_cpus", (((pool.name,), len(pool.cpus)) for pool in advice.pools))
+    yield point_family("dioptase_share_requirement_cores", [((), advice.requirement_cores)])
+    yield from headroom_families(advice)
+    yield point_family("dioptase_reclaim_lent_cores", [((), advice.reclaimable_cores)])
+
+
+def _node_advice(node: NodeAdvice) -> Iterator[MetricFamily]:
+    if (power := node.power) is not None:
+        yield point_family(
+            "dioptase_power_action", (((kind.value,), int(kind is power.kind)) for kind in PowerActionKind)
+        )
+        cap = power.target_watts if power.kind is PowerActionKind.CAP else None
+        yield point_family("dioptase_power_cap_watts", [((), cap)])
+        yield point_family("dioptase_power_evict_pods", [((), power.count)])
+    if (found := node.overcommit) is not None:
+        ratios = {"cpu": found.cpu_ratio, "memory": found.memory_ratio}
+        yield point_family("dioptase_overcommit_ratio", (((resource,), ratio) for resource, ratio in ratios.items()))
+
+
+def _agent_families(finished: Cycle) -> Iterator[MetricFamily]:
+    snapshot = finished.snapshot
+    yield point_family("dioptase_round_duration_seconds", [((), finished.duration_ns / NS_PER_S)])
+    yield point_family("dioptase_snapshot_timestamp_seconds", [((), snapshot.wall_time_ns / NS_PER_S)])
+    yield point_family("dioptase_act_mode", (((mode.value,), int(mode is finished.act)) for mode in ActMode))
+    yield point_family("dioptase_source_up", (((s.name, s.detail), int(s.ok)) for s in snapshot.sources))
+    yield point_family(
+        "dioptase_source_duration_seconds", (((s.name,), s.duration_ns / NS_PER_S) for s in snapshot.sources)
+    )
+    yield point_family("dioptase_source_lost_events_total", (((s.name,), s.lost_events) for s in snapshot.sources))
+    yield point_family("dioptase_limitations", [((), len(finished.startup_warnings))])
+
+
+def _agent_info_families(about: AgentInfo) -> Iterator[MetricFamily]:
+    writable, recording = about.journal_writable, about.recording
+    yield point_family("dioptase_round_interval_seconds", [((), about.interval_s)])
+    yield point_family("dioptase_latency_target_seconds", [((), about.runq_latency_target_s)])
+    yield point_family("dioptase_journal_writable", [((), None if writable is None else int(writable))])
+    yield point_family("dioptase_api_requests_total", list(about.api_requests.items()))
+    yield point_family(
+        "dioptase_nri_containers_total", (((answer,), count) for answer, count in about.nri_answers.items())
+    )
+    yield point_family("dioptase_protocol_calls_total", list(about.calls.items()))
+    yield point_family("dioptase_advice_age_seconds", list(about.advice_ages_s.items()))
+    yield point_family("dioptase_protocol_peers", (((role,), count) for role, count in about.peers.items()))
+    yield point_family("dioptase_config_obeyed", ((labels, int(held)) for labels, held in about.obeyed.items()))
+    yield point_family("dioptase_otel_failures_total", [((), about.otel_failures)])
+    yield point_family("dioptase_otel_dropped_spans_total", [((), about.otel_dropped_spans)])
+    if recording is not None:
+        yield point_family("dioptase_recording_writable", [((), int(recording.writable))])
+        yield point_family("dioptase_recording_size_bytes", [((), recording.size_bytes)])
+        yield point_family("dioptase_recording_rounds_total", [((), recording.rounds)])
+        yield point_family("dioptase_recording_lost_rounds_total", [((), recording.lost_rounds)])

@@ -1,0 +1,97 @@
+"""Defines metric families, points, histograms and exemplars, independent of any exposition format. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import NamedTuple
+
+from api.histogram import COARSE_SLOTS
+from api.measurements import Durations
+from api.metrics import AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, NS_PER_S, RUNQ_LATENCY_BOUNDS_S, Metric
+from api.text import printable
+
+MetricNumber = int | float
+Labels = tuple[str, ...]
+
+
+class Exemplar(NamedTuple):
+    """One occasion behind a number, by which a person finds its trace."""
+
+    labels: tuple[tuple[str, str], ...]
+    value: MetricNumber
+    at_ns: int
+    """CLOCK_REALTIME."""
+
+
+class MetricPoint(NamedTuple):
+    """One number of a counter or gauge. Values of labels, in the order of the row's names, are `owner` and then `own`.
+
+    `owner` has those that many points share (`CGROUP_LABELS`), so that whoever writes them may do so once.
+    """
+
+    owner: Labels
+    own: Labels
+    value: MetricNumber
+    exemplar: Exemplar | None = None
+
+    @property
+    def labels(self) -> Labels:
+        return self.owner + self.own
+
+
+class MetricDistribution(NamedTuple):
+    """One histogram: cumulative counts, one per inclusive upper bound and a last one for everything."""
+
+    owner: Labels
+    own: Labels
+    bounds_s: tuple[float, ...]
+    cumulative: tuple[int, ...]
+    sum_s: float
+    exemplars: Mapping[int, Exemplar] = {}
+    """By place in `cumulative`."""
+
+    @property
+    def labels(self) -> Labels:
+        return self.owner + self.own
+
+
+class MetricFamily(NamedTuple):
+    """One row of the catalogue with all it has to show; points or distributions, by the row's kind."""
+
+    metric: Metric
+    points: tuple[MetricPoint, ...] = ()
+    distributions: tuple[MetricDistribution, ...] = ()
+
+
+def point_family(name: str, samples: Iterable[tuple[Labels, MetricNumber | None]]) -> MetricFamily:
+    """A row that belongs to no cgroup; what is None has no point."""
+    shown = (MetricPoint((), tuple(map(printable, own)), value) for own, value in samples if value is not None)
+    return MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(shown))
+
+
+def ns_to_seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / NS_PER_S
+
+
+def fine_distribution(
+    owner: Labels, durations: Durations, exemplars: Mapping[int, Exemplar] | None = None
+) -> MetricDistribution:
+    """All slots. They and the count are read one after the other while tasks go on, so the slots alone say how many."""
+    sum_s = durations.sum_ns / NS_PER_S
+    if durations.slots is None:
+        return MetricDistribution(owner, (), (), (durations.count,), sum_s)
+    return MetricDistribution(
+        owner, (), RUNQ_LATENCY_BOUNDS_S, tuple(accumulate(durations.slots)), sum_s, exemplars or {}
+    )
+
+
+def coarse_distribution(owner: Labels, own: Labels, durations: Durations) -> MetricDistribution:
+    """Every second slot, for what each cgroup has several of."""
+    sum_s = durations.sum_ns / NS_PER_S
+    if durations.slots is None:
+        return MetricDistribution(owner, own, (), (durations.count,), sum_s)
+    counts = tuple(accumulate(durations.slots))
+    return MetricDistribution(
+        owner, own, COARSE_BOUNDS_S, (*(counts[slot] for slot in COARSE_SLOTS), counts[-1]), sum_s
+    )

@@ -1,0 +1,1 @@
+"""Writes and reads recordings of cycles."""

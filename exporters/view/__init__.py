@@ -1,0 +1,1 @@
+"""The view of one cycle that the page, the terminal and the API share."""

@@ -1,0 +1,528 @@
+"""Builds the View of a cycle that the page and `dioptase top` draw.
+Pure. Units are cores, microseconds, ratios and rates per second; None is not known. Every managed container is
+included; of all other cgroups only those that run, wait or reclaim most or hold most memory, so that a View of
+thousands of cgroups stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import nlargest
+
+import msgspec
+
+from api.advice import Headroom, MemoryAdvice, NicBandwidth, PoolSize, RegionAdvice
+from api.cpu import format_cpu_list
+from api.decision import Cycle, OutcomeStatus
+from api.forecast import Forecast
+from api.histogram import BOUNDS_NS, quantile_ns
+from api.knobs import Reason
+from api.measurements import UNLIMITED, Blame, Durations, MemoryZone, OomVictim, RunqLatency, ThreadStates
+from api.metrics import NS_PER_S
+from api.pod import Container, Pod
+from api.rates import (
+    CgroupRates,
+    Rates,
+    cgroups_by_container,
+    compute_rates,
+    delta,
+    runq_latency_delta,
+    sum_runq_latencies,
+)
+from api.snapshot import CgroupSample, ComponentHealth, Snapshot
+from exporters.prometheus.cgroup_families import working_set
+from exporters.view.activity import (
+    NS_PER_MS,
+    NS_PER_US,
+    KswapdView,
+    LatencyView,
+    PressureView,
+    ReclaimView,
+    TrafficView,
+    kswapd_views,
+    latency_view,
+    pressure_views,
+    reclaim_view,
+    refaults_per_second,
+    traffic_view,
+)
+from exporters.view.decision_view import (
+    ChangeView,
+    EvictionView,
+    NodeAdviceView,
+    ShadowView,
+    change_view,
+    eviction_view,
+    node_advice_views,
+    shadow_view,
+)
+from exporters.view.descendant_sums import sum_descendants
+
+MAX_SHOWN_AGGRESSORS = 6
+"""So many of those who make a cgroup wait are named, the worst ones; the rest is one number."""
+
+
+class RunqLatencyView(msgspec.Struct, frozen=True, kw_only=True):
+    """Run-queue waits that ended since the previous round; quantiles are None where the source knows sums only."""
+
+    count: int
+    mean_us: float | None
+    p50_us: float | None
+    p99_us: float | None
+    slots: tuple[int, ...] | None
+    """Log2 histogram; the upper bounds are View.bounds_us and then +Inf."""
+
+
+class BlameView(msgspec.Struct, frozen=True, kw_only=True):
+    """Who had the CPU while this cgroup's tasks waited: milliseconds of their waits, per second."""
+
+    culprits: tuple[tuple[str, float], ...]
+    """Path and share of the worst ones, the worst first; the cgroup itself is among them, its own tasks queue too."""
+    rest_ms: float
+    """All culprits that are not named."""
+    throttled_ms: float
+    """Held back by a quota of its own or above it: no neighbour's doing."""
+    higher_class_ms: float
+    """Real-time, deadline and stop tasks."""
+    other_ms: float
+    """CPUs on their way out of idleness, and cgroups that are gone."""
+
+
+class ContainerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One managed container and its cgroup; or, where pod, container and qos are empty, a cgroup that no listed pod owns."""
+
+    pod: str
+    container: str
+    qos: str
+    cgroup: str
+    cpu_cores: float | None
+    throttled_ratio: float | None
+    """Share of CFS periods in which the container's own quota ran out."""
+    throttled_ms: float | None
+    threads: int | None
+    memory_bytes: int | None
+    cpu_pressure_ratio: float | None
+    wait: RunqLatencyView | None
+    latency: LatencyView | None = None
+    wait_cores: float | None = None
+    """Mean number of tasks that waited for a CPU."""
+    throttle_p99_us: float | None = None
+    """Length of single throttles."""
+    blame: BlameView | None = None
+    threads_by_state: ThreadStates | None = None
+    load: tuple[float, float, float] | None = None
+    """Over 1, 5 and 15 minutes."""
+    memory_limit_bytes: int | None = None
+    """None where nothing limits it, or that is not known."""
+    memory_pressure_ratio: float | None = None
+    io_pressure_ratio: float | None = None
+    refaults: float | None = None
+    """Pages per second that had to be read again soon after they were reclaimed; None between two reads of the file."""
+    reclaim: ReclaimView | None = None
+    oom_kills: int | None = None
+    """Since the probe was loaded, or, where the kernel's file says it, since the cgroup was made."""
+    traffic: TrafficView | None = None
+
+
+def container_view(
+    pod: Pod,
+    container: Container,
+    now: Snapshot,
+    before: Snapshot | None,
+    rate: CgroupRates | None,
+    members: Sequence[str] = (),
+) -> ContainerView:
+    """One container of a listed pod; `members` are its cgroup and those below it, where it is there."""
+    sample = now.cgroups.get(container.cgroup) or CgroupSample(path=container.cgroup, id=0)
+    earlier = before.cgroups.get(container.cgroup) if before else None
+    if len(members) > 1 and before is not None and rate is not None:
+        sample, earlier = sum_descendants(members, now.cgroups, before.cgroups)
+        wait = runq_latency_delta(earlier.wait, sample.wait) if earlier else None
+        waiting = None if wait is None else wait.sum_ns / rate.interval_ns
+        rate = msgspec.structs.replace(rate, wait=wait, wait_cores=waiting)
+    return _build_container_view(
+        sample,
+        earlier,
+        rate,
+        who=(pod.key, container.name, pod.qos.value),
+        latency=latency_view(pod.key, now, before),
+    )
+
+
+def other_cgroup_view(
+    sample: CgroupSample, before: CgroupSample | None, rate: CgroupRates | None, own_cores: float | None
+) -> ContainerView:
+    """A cgroup that no listed pod owns. `own_cores` is what it uses without the groups below it."""
+    seen = _build_container_view(sample, before, rate, who=("", "", ""), latency=None)
+    return msgspec.structs.replace(seen, cpu_cores=own_cores)
+
+
+def past_container_view(c: ContainerView) -> ContainerView:
+    """The same without what only the present is shown of."""
+    return msgspec.structs.replace(
+        c, traffic=None, reclaim=None, threads_by_state=None, load=None, throttle_p99_us=None,
+        memory_pressure_ratio=None, io_pressure_ratio=None,
+    )  # fmt: skip
+
+
+def _build_container_view(
+    now: CgroupSample, before: CgroupSample | None, rate: CgroupRates | None, *,
+    who: tuple[str, str, str], latency: LatencyView | None,
+) -> ContainerView:  # fmt: skip
+    pod, container, qos = who
+    limit = now.limits.memory_max_bytes
+    throttled_ns = rate.throttled_ns if rate else None
+    earlier = before if rate else None  # the same cgroup, of the same boot
+    return ContainerView(
+        pod=pod,
+        container=container,
+        qos=qos,
+        cgroup=now.path,
+        cpu_cores=rate.cpu_cores if rate else None,
+        throttled_ratio=rate.throttled_periods_ratio if rate else None,
+        throttled_ms=None if throttled_ns is None else throttled_ns / NS_PER_MS,
+        threads=now.threads,
+        memory_bytes=now.memory_bytes,
+        cpu_pressure_ratio=rate.cpu_pressure_ratio if rate else None,
+        wait=runq_latency_view(rate.wait) if rate else None,
+        latency=latency,
+        wait_cores=rate.wait_cores if rate else None,
+        throttle_p99_us=_p99_us(runq_latency_delta(earlier.throttles, now.throttles)) if earlier else None,
+        blame=_blame_view(earlier.blame, now.blame, rate.interval_ns) if earlier and rate else None,
+        threads_by_state=now.threads_by_state,
+        load=(now.load.one, now.load.five, now.load.fifteen) if now.load else None,
+        memory_limit_bytes=None if limit == UNLIMITED else limit,
+        memory_pressure_ratio=rate.memory_pressure_ratio if rate else None,
+        io_pressure_ratio=rate.io_pressure_ratio if rate else None,
+        refaults=refaults_per_second(earlier, now) if earlier else None,
+        reclaim=reclaim_view(earlier.reclaim, now.reclaim, rate.interval_ns) if earlier and rate else None,
+        oom_kills=now.oom_kills if now.oom_kills is not None else now.memory_events.get("oom_kill"),
+        traffic=traffic_view(earlier, now, rate.interval_ns) if earlier and rate else None,
+    )
+
+
+def runq_latency_view(wait: Durations | None) -> RunqLatencyView | None:
+    """Waits of an interval in a person's units."""
+    if wait is None:
+        return None
+
+    def microseconds(q: float) -> float | None:
+        value = quantile_ns(wait.slots, q) if wait.slots is not None else None
+        return None if value is None else value / NS_PER_US
+
+    return RunqLatencyView(
+        count=wait.count,
+        mean_us=wait.sum_ns / wait.count / NS_PER_US if wait.count else None,
+        p50_us=microseconds(0.5),
+        p99_us=microseconds(0.99),
+        slots=wait.slots,
+    )
+
+
+def _p99_us(found: Durations | None) -> float | None:
+    if found is None or found.slots is None:
+        return None
+    value = quantile_ns(found.slots, 0.99)
+    return None if value is None else value / NS_PER_US
+
+
+def _blame_view(before: Blame | None, now: Blame | None, interval_ns: int) -> BlameView | None:
+    if before is None or now is None:
+        return None
+    per_s = NS_PER_S / NS_PER_MS / interval_ns  # nanoseconds of the interval to milliseconds a second
+    grown = {path: delta(before.by_cgroup.get(path, 0), ns) for path, ns in now.by_cgroup.items()}
+    other = delta(before.other_ns, now.other_ns)
+    throttled = delta(before.throttled_ns, now.throttled_ns)
+    higher = delta(before.higher_class_ns, now.higher_class_ns)
+    if other is None or throttled is None or higher is None or None in grown.values():
+        return None
+    ranked = sorted(((path, (ns or 0) * per_s) for path, ns in grown.items() if ns), key=lambda pair: -pair[1])
+    return BlameView(
+        culprits=tuple((path, round(ms, 4)) for path, ms in ranked[:MAX_SHOWN_AGGRESSORS]),
+        rest_ms=round(sum(ms for _, ms in ranked[MAX_SHOWN_AGGRESSORS:]), 4),
+        throttled_ms=round(throttled * per_s, 4),
+        higher_class_ms=round(higher * per_s, 4),
+        other_ms=round(other * per_s, 4),
+    )
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine. Rates are None or absent in the first round."""
+
+    pressure: Mapping[str, PressureView] = {}
+    """By resource: cpu, memory, io."""
+    load: tuple[float, float, float] | None = None
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    running: int | None = None
+    blocked: int | None = None
+    wait: RunqLatencyView | None = None
+    """Waits of all cgroups together."""
+    kswapd: tuple[KswapdView, ...] = ()
+    zones: tuple[MemoryZone, ...] = ()
+    """Those that hold pages; sizes and watermarks in pages."""
+    reclaim: ReclaimView | None = None
+    """Of all cgroups together."""
+    refaults: float | None = None
+    oom_victims: tuple[OomVictim, ...] = ()
+
+
+def node_view(
+    now: Snapshot,
+    before: Snapshot | None,
+    interval_ns: int | None,
+    waits: Iterable[RunqLatency],
+    reclaims: Collection[ReclaimView],
+) -> NodeView:
+    """`before` and `interval_ns` are None where there are no rates; `waits` and `reclaims` are those of every cgroup."""
+    node = now.node
+    earlier = before.node if before is not None and interval_ns else None
+    return NodeView(
+        pressure=pressure_views(earlier, node, interval_ns) if earlier and interval_ns else {},
+        load=node.load,
+        memory_total_bytes=node.memory_total_bytes,
+        memory_available_bytes=node.memory_available_bytes,
+        running=node.procs_running,
+        blocked=node.procs_blocked,
+        wait=_all_cgroups_latency(waits),
+        kswapd=kswapd_views(earlier.kswapd, node.kswapd, interval_ns) if earlier and interval_ns else (),
+        zones=tuple(zone for zone in node.zones if zone.managed),
+        reclaim=_sum_reclaim(reclaims),
+        refaults=refaults_per_second(earlier, node) if earlier else None,
+        oom_victims=node.oom_victims,
+    )
+
+
+def _all_cgroups_latency(waits: Iterable[RunqLatency]) -> RunqLatencyView | None:
+    known = list(waits)
+    # Most cgroups did not wait at all, and adding their distributions up is what takes time.
+    return runq_latency_view(sum_runq_latencies([wait for wait in known if wait.count] or known[:1])) if known else None
+
+
+def _sum_reclaim(reclaims: Collection[ReclaimView]) -> ReclaimView | None:
+    if not reclaims:
+        return None
+    return ReclaimView(
+        direct_ms=sum(one.direct_ms for one in reclaims),
+        limit_ms=sum(one.limit_ms for one in reclaims),
+        pages=sum(one.pages for one in reclaims),
+        kswapd_wakeups=sum(one.kswapd_wakeups for one in reclaims),
+    )
+
+
+BOUNDS_US: tuple[int, ...] = tuple(bound // NS_PER_US for bound in BOUNDS_NS)
+MAX_OTHER_CGROUPS = 24
+"""Cgroups without a listed pod that are shown: the page has them on one screen."""
+MAX_LARGEST_CGROUPS, MAX_FULLEST_CGROUPS = 6, 2
+"""So many of them have a place for the memory they hold, and for how near they are to their limit, however quiet they are."""
+MIN_DEMAND_CORES = 0.0005
+"""Cores used, waited for or spent in reclaim; a cgroup below is not worth a line."""
+MIN_HELD_BYTES = 1 << 20
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """One round for the eye."""
+
+    seq: int
+    taken_at_ms: int
+    """CLOCK_MONOTONIC: how long ago a round was is told by it, for the wall clock may be set forwards and back."""
+    wall_time_ms: int
+    """CLOCK_REALTIME, to be shown; no arithmetic is done on it."""
+    act: str
+    trigger: str
+    interval_ms: float | None
+    round_ms: float
+    policy: str
+    action: str
+    rule: str
+    reason: str
+    threshold: float | None = None
+    """What the rule compared with, in the unit that `reason` names (rules `wait_*`: milliseconds)."""
+    node_cpus: int
+    busy_cores: float | None
+    steal_cores: float | None
+    cpu_pressure_ratio: float | None
+    reclaimable_cores: float | None = msgspec.field(name="lent_cores")
+    """What reclaimed pods may use now."""
+    reclaimed_cores: float | None
+    """What they used since the previous round."""
+    requirement_cores: float | None
+    headroom: Headroom | None = None
+    """What can be promised to reclaimed pods in all, what they use now included,"""
+    reported_headroom: Headroom | None = msgspec.field(default=None, name="advertised")
+    """and what the node advertises of it."""
+    shadow: ShadowView | None = None
+    answers: tuple[NodeAdviceView, ...] = ()
+    """Of the node as a whole, as far as that is switched on."""
+    forecasts: tuple[Forecast, ...] = ()
+    """What online work will use at the most within an hour, and how earlier forecasts of it fared."""
+    pools: Mapping[str, str]
+    """CPU list of each pool."""
+    sizes: tuple[PoolSize, ...] = ()
+    """How large each is to be, by NUMA node,"""
+    regions: tuple[RegionAdvice, ...] = ()
+    """and what the online pods on it get, with the reasons."""
+    rejected: Mapping[str, Reason] = {}
+    """Pods whose wish for CPUs or network bandwidth cannot be fulfilled, and why."""
+    cards: tuple[NicBandwidth, ...] = ()
+    """Network cards whose speed is known, and what they are promised to whom."""
+    memory: MemoryAdvice | None = None
+    """What is advised of memory; what it wishes of cgroups is among the changes."""
+    node: NodeView = NodeView()
+    containers: tuple[ContainerView, ...]
+    others: tuple[ContainerView, ...] = ()
+    """Cgroups of no listed pod that run, wait or reclaim most, those first, and then quiet ones that hold most memory;
+    `cpu_cores` is without the groups below."""
+    other_cgroups: int = 0
+    """How many there are of them in all."""
+    changes: tuple[ChangeView, ...]
+    evictions: EvictionView | None = None
+    """None where no eviction plugin is configured."""
+    sources: tuple[ComponentHealth, ...]
+    startup_warnings: tuple[str, ...] = msgspec.field(name="banner")
+    bounds_us: tuple[int, ...] = BOUNDS_US
+
+
+def build_view(finished: Cycle) -> View:
+    """The view of a round; rates are absent in the first one."""
+    snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
+    change = compute_rates(previous, snapshot) if previous else None
+    rate_of = change.cgroups if change else {}
+    parts = cgroups_by_container(
+        snapshot.cgroups, [container.cgroup for pod in snapshot.pods for container in pod.containers]
+    )
+    containers = tuple(
+        container_view(
+            pod, container, snapshot, previous, rate_of.get(container.cgroup), parts.get(container.cgroup, ())
+        )
+        for pod in snapshot.pods
+        for container in pod.containers
+    )
+    reclaimed = [c.cpu_cores for c in containers if c.qos == "reclaimed_cores" and c.cpu_cores is not None]
+    ours = {c.cgroup for c in containers}
+    reclaims = _reclaims(snapshot, previous, change) if previous and change else {}
+    ended = [rate.wait for rate in change.cgroups.values() if rate.wait is not None] if change else []
+    return View(
+        seq=snapshot.seq,
+        taken_at_ms=snapshot.taken_at_ns // 1_000_000,
+        wall_time_ms=snapshot.wall_time_ns // 1_000_000,
+        act=finished.act.value,
+        trigger=finished.trigger,
+        interval_ms=change.node.interval_ns / 1e6 if change else None,
+        round_ms=finished.duration_ns / 1e6,
+        policy=advice.policy if advice else "",
+        action=advice.action if advice else "",
+        rule=advice.reason.rule if advice else "",
+        reason=advice.reason.text if advice else "",
+        threshold=advice.reason.threshold if advice else None,
+        node_cpus=len(snapshot.topology.cpus),
+        busy_cores=change.node.busy_cores if change else None,
+        steal_cores=change.node.steal_cores if change else None,
+        cpu_pressure_ratio=change.node.cpu_pressure_ratio if change else None,
+        reclaimable_cores=advice.reclaimable_cores if advice else None,
+        reclaimed_cores=sum(reclaimed) if reclaimed else None,
+        requirement_cores=advice.requirement_cores if advice else None,
+        headroom=advice.headroom if advice else None,
+        reported_headroom=advice.reported_headroom if advice else None,
+        shadow=shadow_view(finished.shadow),
+        answers=node_advice_views(finished.node),
+        forecasts=finished.forecasts,
+        pools={pool.name: format_cpu_list(pool.cpus) for pool in advice.pools} if advice else {},
+        sizes=advice.cpu.sizes if advice else (),
+        regions=advice.cpu.regions if advice else (),
+        rejected=advice.rejected if advice else {},
+        cards=advice.cards if advice else (),
+        memory=_without_knob_requests(finished.memory),
+        node=node_view(snapshot, previous, change.node.interval_ns if change else None, ended, reclaims.values()),
+        containers=containers,
+        others=_other_cgroups(snapshot, previous, change, reclaims, ours) if previous and change else (),
+        other_cgroups=sum(path not in ours for path in snapshot.cgroups),
+        changes=tuple(change_view(o) for o in finished.done if o.status is not OutcomeStatus.UNCHANGED),
+        evictions=eviction_view(finished),
+        sources=snapshot.sources,
+        startup_warnings=finished.startup_warnings,
+    )
+
+
+def _without_knob_requests(memory: MemoryAdvice | None) -> MemoryAdvice | None:
+    return None if memory is None else msgspec.structs.replace(memory, knob_requests=())
+
+
+def past_view(view: View) -> View:
+    """What five minutes of rounds are kept of: the pictures over time need no more, and memory is dear."""
+    node = msgspec.structs.replace(view.node, zones=(), oom_victims=())
+    return msgspec.structs.replace(
+        view,
+        node=node,
+        forecasts=(),
+        containers=tuple(map(past_container_view, view.containers)),
+        others=tuple(map(past_container_view, view.others)),
+        sizes=(),
+        regions=(),
+        rejected={},
+        cards=(),
+        memory=None,
+        evictions=None,
+        headroom=None,
+        reported_headroom=None,
+    )
+
+
+def _reclaims(snapshot: Snapshot, previous: Snapshot, change: Rates) -> dict[str, ReclaimView]:
+    found = {}
+    for path, rate in change.cgroups.items():
+        after = snapshot.cgroups[path].reclaim
+        view = reclaim_view(previous.cgroups[path].reclaim, after, rate.interval_ns) if after is not None else None
+        if view is not None:
+            found[path] = view
+    return found
+
+
+def _other_cgroups(
+    snapshot: Snapshot, previous: Snapshot, change: Rates, reclaims: Mapping[str, ReclaimView], ours: set[str]
+) -> tuple[ContainerView, ...]:
+    own = _without_descendants(
+        {path: rate.cpu_cores for path, rate in change.cgroups.items() if rate.cpu_cores is not None}
+    )
+
+    wanted = {path: 0.0 for path in change.cgroups if path not in ours}
+    for path in wanted:
+        stalled = reclaims.get(path)
+        stalled_s = (stalled.direct_ms + stalled.limit_ms) / 1000 if stalled else 0.0
+        demand = own.get(path, 0.0) + (change.cgroups[path].wait_cores or 0.0) + stalled_s
+        if demand >= MIN_DEMAND_CORES:
+            wanted[path] = demand
+    sizes = {path: size for path in change.cgroups if (size := _memory_size(snapshot.cgroups[path])) is not None}
+    held = _without_descendants(sizes)
+    busy = sorted((path for path, cores in wanted.items() if cores), key=lambda path: (-wanted[path], path))
+    large = nlargest(
+        MAX_LARGEST_CGROUPS, (path for path in wanted if held.get(path, 0) >= MIN_HELD_BYTES), key=held.__getitem__
+    )
+    limits = {path: snapshot.cgroups[path].limits.memory_max_bytes for path in wanted}
+    full = {path: sizes[path] / limit for path, limit in limits.items() if limit and path in sizes}
+    places = busy[: MAX_OTHER_CGROUPS - MAX_LARGEST_CGROUPS - MAX_FULLEST_CGROUPS]
+    shown = list(dict.fromkeys((*places, *large, *nlargest(MAX_FULLEST_CGROUPS, full, key=full.__getitem__), *busy)))[
+        :MAX_OTHER_CGROUPS
+    ]
+    return tuple(
+        other_cgroup_view(snapshot.cgroups[path], previous.cgroups.get(path), change.cgroups[path], own.get(path))
+        for path in sorted(shown, key=lambda path: (-wanted[path], -held.get(path, 0), path))
+    )
+
+
+def _memory_size(sample: CgroupSample) -> int | None:
+    """The working set; all of the memory where memory.stat was not read yet."""
+    held = working_set(sample)
+    return sample.memory_bytes if held is None else held
+
+
+def _without_descendants(used: Mapping[str, float]) -> dict[str, float]:
+    """What each cgroup has without the groups below it: the kernel's counters include those, run-queue waits do not."""
+    own = dict(used)
+    for path, amount in used.items():
+        if amount and path != "/":
+            parent = path.rpartition("/")[0] or "/"
+            if parent in own:
+                own[parent] -= amount
+    # The files are read one after the other, so a difference may come out below zero.
+    return {path: max(amount, 0.0) for path, amount in own.items()}

@@ -1,0 +1,137 @@
+"""Loads probes after the agent is up: one after another, in a thread, by one compiling child of low priority.
+A probe that is not loaded yet has the form `loading` and no samples; one that cannot be loaded raises its reason on
+each read and has the form `absent` if the running kernel supports no form of it. A probe whose child was killed is
+tried once more later.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from api.interfaces import KernelFeatureAbsent, Probe, ProbeReading, Unavailable
+from probes.loader import CHILD_PYTHON, Compiler, sharing
+from probes.remedies import CompilerLost
+
+log = logging.getLogger(__name__)
+LOADING = "loading"
+ABSENT = "absent"
+CHILD_NICE = 10
+"""Added to the nice value of the child: half a second of CPU per probe is not worth a millisecond of anybody's wait."""
+COMPILE_TIMEOUT_S = 300.0
+"""For one probe: who yields to everybody is slow on a node that is full, and that one needs its probes most."""
+RETRY_S = 60.0
+NO_SAMPLES = ProbeReading()
+
+
+class DeferredProbe:
+    """A probe whose opening is somebody else's to do, at some time; until then it gives nothing."""
+
+    def __init__(self, name: str, opener: Callable[[], Probe]) -> None:
+        self.name = name
+        self.lost = False
+        """Whether the latest `open` failed for a reason that may pass."""
+        self._opener = opener
+        self._probe: Probe | None = None
+        self._refusal: Unavailable | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def form(self) -> str:
+        if self._probe is not None:
+            return self._probe.form
+        if self._refusal is None:
+            return LOADING
+        return ABSENT if isinstance(self._refusal, KernelFeatureAbsent) else ""
+
+    def open(self) -> None:
+        """Open it, or remember why that cannot be. Never raises."""
+        self.lost = False
+        try:
+            probe = self._opener()
+        except Unavailable as error:
+            self.lost = isinstance(error, CompilerLost)
+            self._refusal = error
+            return
+        except Exception as error:
+            log.exception("probe %s cannot be opened", self.name)
+            self._refusal = Unavailable(
+                f"{type(error).__name__}: {error}", "this is a bug: report it with the agent's log"
+            )
+            return
+        with self._lock:
+            if not self._closed:
+                self._probe, self._refusal = probe, None
+                return
+        probe.close()
+
+    def wait(self) -> None:
+        """Say that it is tried once more."""
+        if self._refusal is not None:
+            remedy = f"{self._refusal.remedy}, or wait: it is tried once more after {RETRY_S:g} s"
+            self._refusal = Unavailable(self._refusal.reason, remedy)
+
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
+        """What the probe has seen; nothing while it loads. Raises Unavailable where it could not be opened."""
+        if self._refusal is not None:
+            raise self._refusal
+        return NO_SAMPLES if self._probe is None else self._probe.read(live, complete=complete)
+
+    def problem(self) -> Unavailable | None:
+        """What the probe could not count although it works."""
+        return None if self._probe is None else self._probe.problem()
+
+    @property
+    def lost_events(self) -> int | None:
+        return None if self._probe is None else self._probe.lost_events
+
+    def close(self) -> None:
+        """Detach from the kernel, now or as soon as it is opened. Idempotent."""
+        with self._lock:
+            self._closed = True
+            probe, self._probe = self._probe, None
+            self._refusal = self._refusal or Unavailable(f"the probe {self.name} is closed", "open it again")
+        if probe is not None:
+            probe.close()
+
+
+class DeferredLoader:
+    """Loads probes in a thread of its own, from `start` until all are open or `close`."""
+
+    def __init__(self, openers: Sequence[tuple[str, Callable[[], Probe]]], child_python: Path = CHILD_PYTHON) -> None:
+        self.probes = tuple(DeferredProbe(name, opener) for name, opener in openers)
+        self._child_python = child_python
+        self._compiler = Compiler(child_python, nice=CHILD_NICE, timeout_s=COMPILE_TIMEOUT_S)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._load, name="probes", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the loading, whatever it does, and close every probe. Idempotent."""
+        self._closed.set()
+        self._compiler.end()
+        if self._thread.is_alive():
+            self._thread.join()
+        for probe in self.probes:
+            probe.close()
+
+    def _load(self) -> None:
+        self._open(self.probes)
+        lost = [probe for probe in self.probes if probe.lost]
+        for probe in lost:
+            probe.wait()
+        if lost and not self._closed.wait(RETRY_S):
+            self._compiler = Compiler(self._child_python, nice=CHILD_NICE, timeout_s=COMPILE_TIMEOUT_S)
+            self._open(lost)
+
+    def _open(self, probes: Sequence[DeferredProbe]) -> None:
+        with self._compiler, sharing(self._compiler):
+            for probe in probes:
+                if self._closed.is_set():
+                    return
+                probe.open()

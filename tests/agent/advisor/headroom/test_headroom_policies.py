@@ -1,0 +1,201 @@
+"""What the reclaim pool is promised for: Katalyst's own cases, every branch, and what must hold of any node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.advisor.headroom.headroom_policies import (
+    ReclaimPoolInputs,
+    assemble_headroom,
+    headroom_refusal,
+    utilisation_headroom,
+)
+from agent.advisor.headroom.reclaim_exclusion import ReclaimableNodes
+from agent.config.advisor import CpuUtilBasedConfig, HeadroomConfig
+from api.advice import NOT_NUMA_BOUND
+from api.cpu import Topology
+from tests.agent.advisor.builders import topology
+
+NODE = topology(96, numa=2)
+ALL = ReclaimableNodes(numa_nodes=(0, 1))
+
+
+def util(**fields: Any) -> HeadroomConfig:
+    return HeadroomConfig(util=CpuUtilBasedConfig(enable=True, **{"max_oversold_rate": 1.5, **fields}))
+
+
+def situation(
+    cpus: Mapping[int, range], busy: float, used: float | None, *, node: Topology = NODE, **fields: Any
+) -> ReclaimPoolInputs:
+    return ReclaimPoolInputs(
+        **{  # what a case says of a field counts more
+            "topology": node,
+            "cpus": {numa: tuple(part) for numa, part in cpus.items()},
+            "busy": dict.fromkeys(node.ids, busy),
+            "use_cores": {NOT_NUMA_BOUND: used},
+            "lendable": ALL,
+            **fields,
+        }
+    )
+
+
+TEN = {0: range(10)}
+
+
+@pytest.mark.parametrize(
+    ("case", "config", "expected"),
+    [
+        # target .6, 10 CPUs at .3, 3 used of 10: 10 + 10 x .3
+        (situation(TEN, 0.3, 3, last_cores={0: 10}), util(), 13),
+        # the same where reclaimed pods are bound to the node
+        (situation(TEN, 0.3, None, use_cores={0: 3.0}, bound=(0,), last_cores={0: 10}), util(), 13),
+        # a quota of 5 cores: supply 5, of which .6 is used; 1.5 x 5, rounded up
+        (situation(TEN, 0.3, 3, last_cores={0: 10}, quota_cores={NOT_NUMA_BOUND: 5}), util(), 8),
+        # overlap: supply 2 idle + 1 used; 1.5 x 3 rounded up
+        (situation(TEN, 0.8, 1, last_cores={0: 10}), util(), 5),
+        # without utilisation: what is idle and what is used
+        (situation(TEN, 0.3, 3, last_cores={0: 10}), HeadroomConfig(), 10),
+        # nothing used: 1.2 x 10
+        (situation(TEN, 0.0, 0, last_cores={0: 10}), util(max_oversold_rate=1.2), 12),
+        # above the maximum of .8: 15 - 10 x .1
+        (situation(TEN, 0.9, 9, last_cores={0: 15}), util(maximum=0.8), 14),
+        # between target and maximum: as it was
+        (situation(TEN, 0.7, 7, last_cores={0: 12}), util(maximum=0.8), 12),
+        # never more than the CPUs of the NUMA nodes
+        (situation({0: range(44), 1: range(49, 86)}, 0.3, 28.8, last_cores={0: 43, 1: 43}), util(maximum=0.8), 96),
+        (situation({0: range(44)}, 0.3, 28.8, last_cores={0: 86}), util(maximum=0.8), 48),
+        (situation({0: range(44)}, 0.0, 0, last_cores={0: 86}), util(max_capacity_rate=0.5), 24),
+        # supply 69.7 on two NUMA nodes: 34 each without utilisation; rounded up to 70 and 35 each with it
+        (situation({0: range(10), 1: range(49, 96)}, 0.3, 29.8), HeadroomConfig(), 68),
+        (situation({0: range(10), 1: range(49, 96)}, 0.3, 29.8), util(maximum=0.8), 70),
+        # a bound NUMA node is rounded up; the rest down
+        (situation({0: range(10), 1: range(48, 58)}, 0.35, 0, use_cores={0: 0.0, NOT_NUMA_BOUND: 0.0}, bound=(0,)),
+         HeadroomConfig(), 7 + 6),
+        # nothing idle, nothing used: no supply, whatever was promised
+        (situation(TEN, 1.0, 0, last_cores={0: 10}), util(), 0),
+        # nodes that must not be lent
+        (situation({0: range(10), 1: range(48, 60)}, 0.0, 0, lendable=ReclaimableNodes(numa_nodes=(1,))), HeadroomConfig(), 12),
+        (situation(TEN, 0.0, 0, lendable=ReclaimableNodes(numa_nodes=(), refused={0: "level Node"})), HeadroomConfig(), 0),
+    ],
+)  # fmt: skip
+def test_katalysts_cases_and_every_branch(case: ReclaimPoolInputs, config: HeadroomConfig, expected: float) -> None:
+    found = assemble_headroom(case, config)
+    assert found.cores == expected
+    assert sum(found.cores_by_numa.values()) == expected
+    assert set(found.cores_by_numa) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("case", "word"),
+    [
+        (situation(TEN, 0.3, None), "what reclaimed pods use"),
+        (situation({}, 0.3, 3), "no reclaim pool"),
+        # known of the nodes without bound pods, unknown of the bound one: nothing is said of either
+        (situation({0: range(4), 1: range(48, 52)}, 0.3, 3, bound=(1,)), "NUMA node 1: what reclaimed pods use"),
+    ],
+)
+def test_what_is_missing_makes_it_unknown(case: ReclaimPoolInputs, word: str) -> None:
+    found = assemble_headroom(case, util())
+    assert found.cores is None
+    assert found.cores_by_numa == {}
+    assert word in found.reason.text
+    assert found.reason.rule == "headroom_unknown"
+
+
+def test_nothing_is_promised_while_reclaim_is_off_or_unknown() -> None:
+    assert headroom_refusal((0, 1), ALL, enable_reclaim=True) is None
+    off = headroom_refusal((0, 1), ALL, enable_reclaim=False)
+    assert off is not None
+    assert (off.cores, off.cores_by_numa, off.memory_bytes) == (0, {0: 0, 1: 0}, 0)
+    unknown = headroom_refusal((0, 1), ReclaimableNodes(numa_nodes=(0, 1), unknown=("a/b",)), enable_reclaim=True)
+    assert unknown is not None
+    assert (unknown.cores, unknown.cores_by_numa, unknown.reason.rule) == (None, {}, "headroom_unknown")
+    assert "a/b" in unknown.reason.text
+
+
+def test_a_cpu_nobody_measured_is_not_promised() -> None:
+    case = msgspec.structs.replace(situation(TEN, 0, 0), busy={0: 0.0, 1: 0.5})
+    assert assemble_headroom(case, HeadroomConfig(whole_cores=False)).cores == 1.5
+
+
+def test_a_small_node_is_promised_in_parts_of_cores() -> None:
+    node = topology(2)
+    case = situation({0: range(2)}, 0.35, 0.25, node=node, lendable=ReclaimableNodes(numa_nodes=(0,)))
+    assert assemble_headroom(case, HeadroomConfig()).cores == pytest.approx(1.55)
+    assert assemble_headroom(case, HeadroomConfig(whole_cores=True)).cores == 1
+
+
+def test_the_verdict_has_the_numbers_in_it() -> None:
+    verdict = assemble_headroom(situation(TEN, 0.3, 3, last_cores={0: 10}), util()).reason
+    assert (
+        "supply 10.00 cores. Of that 0.30 is used, against a target of 0.6; 10.00 was promised: 13.00." in verdict.text
+    )
+    assert verdict.inputs["unbound_supply_cores"] == 10
+    refused = ReclaimableNodes(numa_nodes=(1,), refused={0: "reclaim is off for a/b at level NUMA"})
+    verdict = assemble_headroom(situation(TEN, 0.3, 3, lendable=refused), util()).reason
+    assert "NUMA node 0 is not lent: reclaim is off for a/b at level NUMA." in verdict.text
+
+
+def test_the_tutorials_node_lends_all_of_its_reclaim_pool() -> None:
+    """48 cores, idle: the pool of 44 CPUs is promised as 44 cores, then 42 and 40 as the share pool grows."""
+    node = topology(48)
+    for size in (44, 42, 40):
+        case = situation({0: range(48 - size, 48)}, 0.0, 0, node=node, lendable=ReclaimableNodes(numa_nodes=(0,)))
+        assert assemble_headroom(case, HeadroomConfig()).cores == size
+
+
+cases = st.fixed_dictionaries(
+    {
+        "numa": st.integers(1, 4),
+        "per_numa": st.integers(1, 24),
+        "pool": st.floats(0.1, 1.0),
+        "busy": st.floats(0, 1.5),
+        "used": st.floats(0, 200),
+        "last": st.floats(0, 300),
+        "bound": st.sets(st.integers(0, 3)),
+        "whole": st.booleans(),
+        "util": st.booleans(),
+        "quota": st.none() | st.floats(0, 100),
+        "maximum": st.sampled_from([0.0, 0.8]),
+    }
+)
+
+
+@given(cases)
+def test_of_any_node_no_more_than_its_cpus_is_promised_and_the_parts_are_the_whole(case: dict[str, Any]) -> None:
+    numa, size = case["numa"], case["per_numa"]
+    node = topology(numa * size, numa=numa)
+    cpus = {
+        n: [cpu.id for cpu in node.cpus if cpu.numa == n][: max(round(size * case["pool"]), 1)] for n in range(numa)
+    }
+    found = assemble_headroom(
+        ReclaimPoolInputs(
+            topology=node,
+            cpus={n: tuple(part) for n, part in cpus.items()},
+            busy=dict.fromkeys(node.ids, case["busy"]),
+            use_cores=dict.fromkeys((*range(numa), NOT_NUMA_BOUND), case["used"]),
+            quota_cores={} if case["quota"] is None else dict.fromkeys((*range(numa), NOT_NUMA_BOUND), case["quota"]),
+            bound=case["bound"],
+            lendable=ReclaimableNodes(numa_nodes=tuple(range(numa))),
+            last_cores=dict.fromkeys(range(numa), case["last"]),
+        ),
+        HeadroomConfig(
+            whole_cores=case["whole"], util=CpuUtilBasedConfig(enable=case["util"], maximum=case["maximum"])
+        ),
+    )
+    assert found.cores is not None
+    assert sum(found.cores_by_numa.values()) == pytest.approx(found.cores, abs=1e-5)
+    for n, cores in found.cores_by_numa.items():
+        assert 0 <= cores <= size + 1e-6, n
+
+
+@given(st.floats(0, 64), st.floats(0, 1), st.floats(0, 200))
+def test_utilisation_never_promises_more_than_the_rate_allows(supply: float, share: float, last: float) -> None:
+    cores = utilisation_headroom(supply, supply * share, last, 64, CpuUtilBasedConfig(enable=True))
+    assert min(supply, 64) - 1e-9 <= cores <= min(supply * 1.2, 64) + 1e-9

@@ -1,0 +1,381 @@
+"""CPU provision as a whole: the tutorial's numbers, Katalyst's own cases on 96 CPUs, and what holds of any node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.advisor.advisor_state import ProvisionInputs, ProvisionState, RegionState
+from agent.advisor.provision.provisioner import provision_cpus
+from agent.config.advisor import AdvisorConfig, IsolationConfig, ProvisionConfig
+from api.advice import ControlKnob, RegionKind
+from api.cpu import Cpu, Topology
+from api.pod import Container, Pod
+from api.qos import QoSLevel
+from tests.agent.advisor.builders import S, topology
+from tests.agent.advisor.provision.builders import cpus_of, dedicated, lent, region, shared, situation, steady
+
+ADVISOR, CONFIG, FRESH = AdvisorConfig(policy="canonical"), ProvisionConfig(), ProvisionState()
+OFF = AdvisorConfig(policy="canonical", enable_reclaim=False)
+# Katalyst's machine: two NUMA nodes, 0-23 and 48-71, 24-47 and 72-95; one CPU of each is reserved.
+BIG = Topology(cpus=tuple(Cpu(id=i, core=i, socket=i % 48 // 24, numa=i % 48 // 24) for i in range(96)))
+RESERVE = {0: 1, 1: 1}
+
+
+def test_the_tutorial_on_48_cpus() -> None:
+    pod = shared("nginx", 1.0, 2.0)
+    advice, memory = provision_cpus(situation([pod], usage={"nginx": 0.0}), FRESH, ADVISOR, CONFIG)
+    assert cpus_of(advice) == {"share": 4, "reclaim": 44}
+    ramping = situation([pod], needs={"/nginx": steady(0.0, ramping=True)})
+    assert cpus_of(provision_cpus(ramping, FRESH, ADVISOR, CONFIG)[0]) == {"share": 5, "reclaim": 43}
+    advice, memory = provision_cpus(situation([pod], usage={"nginx": 1.6}), memory, ADVISOR, CONFIG)
+    assert cpus_of(advice) == {"share": 6, "reclaim": 42}
+    loaded = situation([pod], needs={"/nginx": steady(1.6, load1=3.9)})
+    advice, memory = provision_cpus(loaded, memory, ADVISOR, CONFIG)
+    assert cpus_of(advice) == {"share": 8, "reclaim": 40}
+    assert region(advice, "share").reason.text == (
+        "share: 1 container is estimated to need 3.90 cores; with a reserve of 4 that makes 8 CPUs; it gets 8."
+    )
+    assert region(advice, "share").controls == {ControlKnob.REQUIREMENT: 8.0}
+    assert memory.regions["share"].requirement == 8
+
+
+@pytest.mark.parametrize(
+    ("pods", "pools", "expected"),
+    [
+        ([], {}, {"reserve": 2, "reclaim": 94}),
+        ([shared("a", 4, 4)], {"share": (1, 25)}, {"reserve": 2, "share": 8, "reclaim": 86}),
+        ([shared("a", 100, 100)], {"share": tuple(range(1, 95))}, {"reserve": 2, "share": 90, "reclaim": 4}),
+        (
+            [shared("a", 4, 4), shared("b", 6, 6, pool="batch")],
+            {"share": (1, 25), "batch": (2, 26)},
+            {"reserve": 2, "share": 6, "batch": 8, "reclaim": 80},
+        ),
+    ],
+)
+def test_share_pools_of_katalysts_machine(
+    pods: list[Pod], pools: Mapping[str, tuple[int, ...]], expected: Mapping[str, int]
+) -> None:
+    made = situation(pods, cpus=BIG, reserve=RESERVE, pools=pools)
+    assert cpus_of(provision_cpus(made, FRESH, ADVISOR, CONFIG)[0]) == expected
+
+
+EXCLUSIVE = dedicated("db", 36, numa=(0,), exclusive=True)
+ON_NODE_0 = {"/db": (*range(1, 24), *range(48, 72))}
+POOLS = {"share": tuple(range(25, 31)), "reclaim": (70, 71, 94, 95)}
+
+
+@pytest.mark.parametrize(
+    ("advisor", "pods", "more", "expected", "overlap"),
+    [
+        (ADVISOR, [EXCLUSIVE], {}, {"reclaim": 47}, 4),  # 36 + 2 is less than the 45 it had: two CPUs fewer
+        (ADVISOR, [EXCLUSIVE], {"not_reclaimable": frozenset({"default/db"})}, {"reclaim": 47}, 2),
+        (ADVISOR, [EXCLUSIVE, shared("a", 4, 4)], {}, {"share": 6, "reclaim": 41}, 4),
+        (OFF, [EXCLUSIVE, shared("a", 4, 4)], {}, {"share": 45, "reclaim": 2}, 2),
+    ],
+)
+def test_a_pod_with_a_numa_node_of_its_own(
+    advisor: AdvisorConfig, pods: list[Pod], more: dict[str, frozenset[str]], expected: Mapping[str, int], overlap: int
+) -> None:
+    made = situation(pods, cpus=BIG, reserve=RESERVE, assigned=ON_NODE_0, pools=POOLS, **more)
+    advice, _ = provision_cpus(made, FRESH, advisor, CONFIG)
+    assert cpus_of(advice) == {"reserve": 2, ("dedicated-default/db", 0): 47, ("reclaim", 0): 0, **expected}
+    assert lent(advice, 0).overlap == {"dedicated-default/db": overlap}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "advisor", "config", "text"),
+    [
+        (
+            20,
+            ADVISOR,
+            CONFIG,
+            (
+                "share: 1 container is estimated to need 2.50 cores; with a reserve of 4 that makes 7 CPUs; "
+                "it shrinks by at most 2 at once, so 18; it gets 18."
+            ),
+        ),
+        (
+            7,
+            ADVISOR,
+            ProvisionConfig(overlap=True),
+            (
+                "share: 1 container is estimated to need 2.50 cores; with a reserve of 4 that makes 7 CPUs; "
+                "it gets 48, of which 41 are lent."
+            ),
+        ),
+        (
+            44,
+            OFF,
+            CONFIG,
+            (
+                "share: 1 container is estimated to need 30.00 cores; with a reserve of 4 that makes 34 CPUs; "
+                "it shrinks by at most 2 at once, so 42; nothing of it is lent: it asked for 30; it gets 44."
+            ),
+        ),
+        (
+            20,
+            ADVISOR,
+            ProvisionConfig(share_policies=("none",)),
+            (
+                "share: no policy looks at it, so it keeps what its pods asked for; nothing of it is lent: it asked for 30; "
+                "it gets 30."
+            ),
+        ),
+    ],
+)
+def test_verdicts_say_what_came_of_what(
+    requirement: int, advisor: AdvisorConfig, config: ProvisionConfig, text: str
+) -> None:
+    memory = ProvisionState(regions={"share": RegionState(requirement=requirement)})
+    advice, _ = provision_cpus(situation([shared("a", 30)], usage={"a": 2.0}), memory, advisor, config)
+    assert region(advice, "share").reason.text == text
+
+
+def test_a_squeezed_pool_says_so() -> None:
+    pods = [shared("a", 30), shared("b", 30, pool="batch")]
+    advice, _ = provision_cpus(situation(pods, usage={"a": 30.0, "b": 20.0}), FRESH, ADVISOR, CONFIG)
+    assert cpus_of(advice) == {"share": 26, "batch": 18, "reclaim": 4}
+    assert region(advice, "batch").reason.text.endswith(
+        "that makes 27 CPUs; it gets 18, since all pools together ask for more than there is."
+    )
+
+
+def test_bound_pods_have_pools_of_their_own() -> None:
+    pods = [shared("a", 4), shared("b", 4, numa=(1,)), shared("c", 2, numa=(1,), pool="batch")]
+    made = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 3.0, "c": 2.0})
+    advice, _ = provision_cpus(made, FRESH, ADVISOR, CONFIG)
+    # On node 1 two regions share its half of the reserve, on node 0 one has the other half.
+    assert cpus_of(advice) == {
+        "share": 4,
+        "reclaim": 20,
+        ("share-NUMA1", 1): 5,
+        ("batch-NUMA1", 1): 4,
+        ("reclaim", 1): 15,
+    }
+    assert [one.region.numa_nodes for one in advice.regions] == [(0,), (1,), (1,)]
+    assert region(advice, "batch-NUMA1").reason.inputs["reserved_for_allocate_cores"] == 1.0
+
+
+def test_a_dedicated_pod_on_two_nodes_needs_of_each_what_it_has_there() -> None:
+    pod = dedicated("d", 16, numa=(0, 1))
+    made = situation([pod], cpus=topology(48, numa=2), usage={"d": 9.6}, assigned={"/d": (*range(12), 24, 25, 26, 27)})
+    advice, _ = provision_cpus(made, ProvisionState(regions={}), ADVISOR, CONFIG)
+    # 12 use x 12/16 and 4/16, and half of the reserve each
+    first, second = region(advice, "dedicated-default/d-NUMA0"), region(advice, "dedicated-default/d-NUMA1")
+    assert (first.reason.inputs["estimate_cores"], second.reason.inputs["estimate_cores"]) == (9.0, 3.0)
+    assert (first.reason.inputs["wanted_cpus"], second.reason.inputs["wanted_cpus"]) == (11, 5)
+    assert (first.upper_cores, first.lower_cores) == (16.0, 4.0)
+    # Of what it asked for, each node has half.
+    assert (cpus_of(advice)["dedicated-default/d", 0], cpus_of(advice)["dedicated-default/d", 1]) == (8, 8)
+
+
+def test_a_dedicated_pod_that_lends_nothing_needs_its_whole_numa_node() -> None:
+    made = situation(
+        [dedicated("d", 8, numa=(1,))], cpus=topology(48, numa=2), not_reclaimable=frozenset({"default/d"})
+    )
+    advice, _ = provision_cpus(made, FRESH, ADVISOR, CONFIG)
+    found = region(advice, "dedicated-default/d-NUMA1")
+    assert found.reason.inputs["estimate_cores"] == 24
+    assert found.reason.rule == "provision_not_reclaimable"
+    assert cpus_of(advice)["dedicated-default/d", 1] == 8
+
+
+def test_a_pool_of_which_nothing_is_lent_keeps_what_its_pods_asked_for() -> None:
+    config = ProvisionConfig(disable_reclaim_share_pools=("batch",))
+    pods = [shared("a", 4), shared("b", 16, pool="batch"), shared("c", 9, pool="batch", numa=(1,))]
+    made = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
+    advice, _ = provision_cpus(made, FRESH, ADVISOR, config)
+    assert cpus_of(advice) == {"share": 4, "batch": 16, "reclaim": 4, ("batch-NUMA1", 1): 9, ("reclaim", 1): 15}
+
+
+def test_pods_that_ask_for_nothing_are_not_left_with_one_cpu() -> None:
+    config = ProvisionConfig(disable_reclaim_share_pools=("batch",))
+    pods = [shared("a", 4), shared("b", 2, pool="batch"), shared("c", pool="batch")]
+    advice, _ = provision_cpus(situation(pods, usage={"a": 2.0, "b": 4.0, "c": 6.0}), FRESH, ADVISOR, config)
+    assert cpus_of(advice)["batch"] == 13  # 1.25 x (4 + 6), where their requests are 2
+
+
+def test_nobody_says_what_a_region_without_a_policy_needs() -> None:
+    config = ProvisionConfig(share_policies=("none",))
+    advice, _ = provision_cpus(situation([shared("a", 20)], usage={"a": 0.1}), FRESH, ADVISOR, config)
+    assert cpus_of(advice) == {"share": 20, "reclaim": 28}
+    assert region(advice, "share").controls == {}
+    assert region(advice, "share").reason.rule == "provision_none"
+
+
+def test_overlap_lends_the_same_cpus() -> None:
+    made = situation([shared("a", 10)], usage={"a": 1.6})
+    advice, _ = provision_cpus(
+        made, ProvisionState(regions={"share": RegionState(requirement=6)}), ADVISOR, ProvisionConfig(overlap=True)
+    )
+    assert cpus_of(advice) == {"share": 48, "reclaim": 0}
+    assert lent(advice).overlap == {"share": 42}
+    # A fresh start begins with what the pods asked for, and lends two CPUs more every half a minute.
+    advice, memory = provision_cpus(made, FRESH, ADVISOR, ProvisionConfig(overlap=True))
+    assert lent(advice).overlap == {"share": 40}
+    later = msgspec.structs.replace(made, now_ns=made.now_ns + 30 * S)
+    assert lent(provision_cpus(made, memory, ADVISOR, ProvisionConfig(overlap=True))[0]).overlap == {"share": 40}
+    assert lent(provision_cpus(later, memory, ADVISOR, ProvisionConfig(overlap=True))[0]).overlap == {"share": 42}
+
+
+def test_a_quota_is_given_on_bound_nodes_alone() -> None:
+    config = ProvisionConfig(overlap=True, quota=True, share_policies=("dynamic-quota",))
+    pods = [shared("a", 4), shared("b", 4, numa=(1,))]
+    made = situation(
+        pods,
+        cpus=topology(48, numa=2),
+        usage={"a": 1.0, "b": 1.0},
+        reclaim_use_cores={0: 5.0, 1: 2.0},
+        pools={"reclaim": tuple(range(20, 28))},
+        indicators={name: {"cpu_usage_ratio": 0.4} for name in ("default/a", "default/b")},
+    )
+    advice, memory = provision_cpus(made, FRESH, ADVISOR, config)
+    assert lent(advice).quota_cores is None
+    assert lent(advice, 1).quota_cores == pytest.approx(4 * 0.4 + 2.0)
+    assert lent(advice, 1).overlap == {"share-NUMA1": 24}
+    assert region(advice, "share").policy == "canonical"
+    assert "not bound to a NUMA node" in region(advice, "share").reason.text
+    # Without measurements the quota stays: it does not become what the requirement would leave.
+    blind = msgspec.structs.replace(made, reclaim_use_cores={})
+    assert lent(provision_cpus(blind, memory, ADVISOR, config)[0], 1).quota_cores == pytest.approx(3.6)
+
+
+def test_what_is_bound_to_no_node_is_not_left_without_cpus() -> None:
+    pods = [shared("a", 4), shared("b", 4, numa=(0,)), shared("c", 4, numa=(1,))]
+    made = situation(pods, cpus=topology(16, numa=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
+    sizes = cpus_of(provision_cpus(made, FRESH, ADVISOR, CONFIG)[0])
+    assert sizes["share"] == 4
+    assert sum(sizes.values()) == 16
+
+
+@pytest.mark.parametrize(
+    ("advisor", "overlap", "expected"),
+    [
+        (ADVISOR, False, {"share": 4, "reclaim": 0, ("dedicated-default/d", 0): 8, ("reclaim", 0): 36}),
+        (OFF, False, {"share": 36, "reclaim": 0, ("dedicated-default/d", 0): 8, ("reclaim", 0): 4}),
+        (ADVISOR, True, {"share": 40, "reclaim": 0, ("dedicated-default/d", 0): 8, ("reclaim", 0): 0}),
+    ],
+)
+def test_a_dedicated_pod_on_the_only_numa_node_leaves_the_rest_to_the_share_pool(
+    advisor: AdvisorConfig, overlap: bool, expected: Mapping[str | tuple[str, int], int]
+) -> None:
+    made = situation([shared("a", 4), dedicated("d", 8, numa=(0,))], usage={"a": 1.0, "d": 8.0})
+    advice, _ = provision_cpus(made, FRESH, advisor, ProvisionConfig(overlap=overlap))
+    assert cpus_of(advice) == expected
+
+
+def apart(
+    runnable: float, *, rounds: int = 3, **more: float
+) -> tuple[ProvisionInputs, ProvisionState, ProvisionConfig]:
+    config = ProvisionConfig(isolation=IsolationConfig(enabled=True))
+    pods = [shared("pod1", 2, more.get("limit", 2)), shared("pod2", 20, 20), shared("pod3", 30, 30)]
+    made = situation(
+        pods,
+        cpus=BIG,
+        reserve=RESERVE,
+        usage={"pod1": 2.0, "pod2": 6.0, "pod3": 3.0},
+        runnable={"/pod1": runnable, "/pod2": 8.0, "/pod3": 4.0},
+    )
+    memory = ProvisionState(regions={"share": RegionState(requirement=84)})
+    for _ in range(rounds - 1):
+        _, memory = provision_cpus(made, memory, ADVISOR, config)
+    return made, memory, config
+
+
+def test_a_pod_with_too_many_tasks_gets_cpus_of_its_own_in_the_third_round() -> None:
+    made, memory, config = apart(50.0)
+    assert memory.isolated == ()
+    advice, memory = provision_cpus(made, memory, ADVISOR, config)
+    assert advice.isolated == memory.isolated == ("default/pod1",)
+    assert cpus_of(advice) == {"reserve": 2, "isolation-default/pod1": 2, "share": 82, "reclaim": 10}
+    found = region(advice, "isolation-default/pod1")
+    assert (found.region.kind, found.reason.rule) == (RegionKind.ISOLATION, "isolated")
+    assert "50.0 tasks to run, more than 3 for the 2 cores" in found.reason.text
+    assert found.controls == {ControlKnob.ISOLATED_UPPER: 2, ControlKnob.ISOLATED_LOWER: 2}
+
+
+def test_what_does_not_fit_is_not_kept_apart() -> None:
+    made, memory, config = apart(50.0, limit=8.0)
+    crowded = msgspec.structs.replace(
+        memory, regions={"share": RegionState(requirement=90, last_ramp_down_ns=made.now_ns - 31 * S)}
+    )
+    advice, memory = provision_cpus(made, crowded, ADVISOR, config)
+    assert advice.isolated == memory.isolated == ()
+    assert cpus_of(advice) == {"reserve": 2, "share": 88, "reclaim": 6}
+    assert "not kept apart, since there is no room" in region(advice, "share").reason.text
+
+
+LEVELS = st.sampled_from([QoSLevel.SHARED, QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.RECLAIMED])
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> ProvisionInputs:
+    numa = draw(st.sampled_from([1, 2, 4]))
+    nodes = topology(numa * draw(st.integers(4, 32)) * 2, numa=numa, threads=draw(st.sampled_from([1, 2])))
+    pods = []
+    for k in range(draw(st.integers(0, 8))):
+        cores = draw(st.floats(0.1, 24.0) | st.none())
+        where = (draw(st.integers(0, numa - 1)),) if draw(st.booleans()) else ()
+        pool = draw(st.sampled_from(["", "", "batch"]))
+        qos = draw(LEVELS)
+        make = dedicated if qos is QoSLevel.DEDICATED else shared
+        pod = make(f"p{k}", cores, numa=where, pool=pool, exclusive=qos is QoSLevel.DEDICATED and draw(st.booleans()))
+        pods.append(msgspec.structs.replace(pod, qos=qos))
+    usage = {pod.name: draw(st.floats(0, 40) | st.none()) for pod in pods}
+    return situation(pods, cpus=nodes, usage=usage, reserve=dict.fromkeys(range(numa), draw(st.integers(0, 1))))
+
+
+@settings(deadline=None)
+@given(situations(), st.booleans(), st.booleans())
+def test_sums_bounds_and_rest(made: ProvisionInputs, enable: bool, overlap: bool) -> None:
+    advisor = AdvisorConfig(policy="canonical", enable_reclaim=enable)
+    config = ProvisionConfig(overlap=overlap, quota=overlap)
+    advice, memory = provision_cpus(made, FRESH, advisor, config)
+    total = sum(size.cpus for size in advice.sizes)
+    online = [size for size in advice.sizes if size.pool not in ("reclaim", "reserve")]
+    assert all(size.cpus >= 1 for size in online)
+    cpus = len(made.snapshot.topology.cpus)
+    if len(online) * 4 <= cpus // len(made.snapshot.topology.numa_nodes):
+        assert total <= cpus
+        least = advisor.reclaim_reserve_cores(cpus, len(made.snapshot.topology.numa_nodes))
+        reclaimed = [size for size in advice.sizes if size.pool == "reclaim"]
+        assert sum(size.cpus + sum(size.overlap.values()) for size in reclaimed) >= least
+    for one in advice.regions:
+        if ControlKnob.REQUIREMENT in one.controls:
+            assert 1 <= one.controls[ControlKnob.REQUIREMENT] <= one.upper_cores + 1
+        assert one.reason.text.startswith(f"{one.region.name}: ")
+        assert set(one.region.containers) == {f"/{key.partition('/')[2]}" for key in one.region.pods}
+    assert sorted({key for one in advice.regions for key in one.region.pods}) == sorted(
+        pod.key for pod in made.snapshot.pods if pod.qos.online
+    )
+    for _ in range(30):  # growing from what pods asked for takes ten CPUs a round
+        advice, memory = provision_cpus(made, memory, advisor, config)
+    again, after = provision_cpus(made, memory, advisor, config)
+    assert again.sizes == advice.sizes
+    assert after == memory
+    encoded = msgspec.json.encode(memory)
+    assert msgspec.json.decode(encoded, type=ProvisionState) == memory
+
+
+def test_nothing_is_advised_of_a_node_whose_cpus_are_not_known() -> None:
+    memory = ProvisionState(isolated=("default/a",))
+    blind = situation([shared("a", 4)], cpus=Topology(cpus=()))
+    advice, after = provision_cpus(blind, memory, ADVISOR, CONFIG)
+    assert (advice.regions, advice.sizes) == ((), ())
+    assert after == memory
+
+
+def test_a_container_that_is_gone_needs_nothing() -> None:
+    pod = shared("a", 8)
+    gone = Pod(
+        uid="g", namespace="default", name="g", qos=QoSLevel.SHARED, containers=(Container(name="g", cgroup="/gone/g"),)
+    )
+    made = situation([pod], usage={"a": 8.0})
+    made = msgspec.structs.replace(made, snapshot=msgspec.structs.replace(made.snapshot, pods=(pod, gone)))
+    advice, _ = provision_cpus(made, FRESH, ADVISOR, CONFIG)
+    assert region(advice, "share").reason.inputs["estimate_cores"] == 10.0

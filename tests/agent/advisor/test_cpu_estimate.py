@@ -1,0 +1,185 @@
+"""Katalyst's canonical estimate, pools and headroom: the numbers of its tutorial and of its own tests."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.advisor.advisor_state import AdvisorState, ContainerDemand
+from agent.advisor.cpu_estimate import estimate_container_cores
+from agent.advisor.engine import PolicyState, advise_cpu, evaluate_policy
+from agent.advisor.headroom.headroom_policies import region_headroom_cores
+from agent.config.advisor import AdvisorConfig
+from agent.config.config import AgentConfig
+from agent.qrm.decisions.compose import PolicyResult
+from api.pod import Container
+from api.qos import QoSLevel
+from tests.agent.advisor.builders import pod, snapshot, topology, waits
+
+CONFIG = AdvisorConfig(policy="canonical")
+
+
+@pytest.mark.parametrize(
+    ("request_cores", "usage", "load1", "ramping", "expected"),
+    [
+        (4.0, 2.0, None, True, 4.0),  # ramping up: the request
+        (4.0, 2.0, None, False, 2.5),  # steady: use x 1.25
+        (4.0, 2.0, 3.1, False, 3.1),  # load above use
+        (4.0, None, None, False, 4.0),  # not measured: the request
+        (None, None, None, False, 4.0),  # neither measured nor requested
+        (None, 0.0, 0.0, False, 0.0),  # measured idle
+    ],
+)
+def test_estimate_of_a_container(
+    request_cores: float | None, usage: float | None, load1: float | None, ramping: bool, expected: float
+) -> None:
+    container = Container(name="c", cgroup="/c", cpu_request_cores=request_cores)
+    known = ContainerDemand(
+        cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=ramping, usage_cores=usage, load1=load1
+    )
+    assert estimate_container_cores(container, known, CONFIG) == pytest.approx(expected)
+
+
+def test_a_load_says_when_its_waits_were_last_known() -> None:
+    """One task runs and two wait; from the 60th second on nobody tells of waits."""
+    known, busy = PolicyState(), [pod("web", QoSLevel.SHARED, request=2)]
+    for second in range(100):
+        wait = {"web": waits({2_000_000: second})} if second < 60 else {}
+        seen = snapshot(second, busy, cpus=48, usage_s={"web": float(second)}, wait=wait)
+        _, known = evaluate_policy(seen, AgentConfig(advisor=CONFIG), known, seen.taken_at_ns)
+    (web,) = known.advisor.containers.values()
+    assert web.load1 == pytest.approx(3.0, rel=0.3)
+    assert (web.load_at_ns, web.last_seen_ns) == (seen.taken_at_ns - 40 * 10**9, seen.taken_at_ns)
+
+
+@pytest.mark.parametrize(("allocate", "reclaim", "expected"), [(0, 0, 90), (10, 0, 80), (0, 10, 100)])
+def test_region_headroom(allocate: float, reclaim: float, expected: float) -> None:
+    assert region_headroom_cores(90, 0, allocate, reclaim) == expected
+
+
+def test_region_headroom_is_never_negative() -> None:
+    assert region_headroom_cores(10, 20, 4, 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("usage_per_s", "waiting", "share", "headroom"),
+    [
+        (None, 0, 4, 44.0),  # tutorial: nothing runs, 48 - 4 reserved
+        (1.0, 0, 6, 42.0),  # one busy thread: ceil(4 + 1.25)
+        (1.0, 2, 7, 41.0),  # one runs and two wait on the pool's CPUs: load 3, ceil(4 + 3)
+        (3.0, 0, 8, 40.0),  # tutorial: load 3 that really runs, ceil(4 + 3.75)
+    ],
+)
+def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, share: int, headroom: float) -> None:
+    pods = [] if usage_per_s is None else [pod("shared-normal-pod", QoSLevel.SHARED, request=2)]
+    known, judged = PolicyState(), PolicyResult()
+    for second in range(400):
+        # Katalyst steps down by 2 CPUs each 30 s at most: the pool starts large and needs minutes to shrink.
+        seen = snapshot(
+            second,
+            pods,
+            cpus=48,
+            usage_s={} if usage_per_s is None else {"shared-normal-pod": second * usage_per_s},
+            wait={"shared-normal-pod": waits({waiting * 1_000_000: second})} if pods else {},
+        )
+        judged, known = evaluate_policy(seen, AgentConfig(advisor=CONFIG), known, seen.taken_at_ns)
+    advice = judged.advice
+    assert advice is not None
+    sizes = {pool.name: len(pool.cpus) for pool in advice.pools}
+    assert (sizes["share"], sizes["reclaim"]) == (share, 48 - share)
+    assert advice.headroom_cores == pytest.approx(headroom)
+
+
+@pytest.mark.parametrize(("cpus", "share"), [(2, 1), (4, 2), (8, 6), (12, 8), (48, 44)])
+def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_it_may_be(cpus: int, share: int) -> None:
+    node = topology(cpus, threads=2)
+    known, judged, before = PolicyState(), PolicyResult(), set[int]()
+    for second in range(12):
+        seen = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=node, usage_s={"web": 100.0 * second})
+        judged, known = evaluate_policy(seen, AgentConfig(advisor=CONFIG), known, seen.taken_at_ns)
+        assert judged.advice is not None
+        pools = {pool.name: set(pool.cpus) for pool in judged.advice.pools}
+        assert pools["share"] | pools["reclaim"] == set(node.ids)
+        assert before <= pools["share"], "a pool that grows keeps what it has"
+        before = pools["share"]
+    assert len(before) == share
+    cores = {name: {cpu.core for cpu in node.cpus if cpu.id in pools[name]} for name in ("share", "reclaim")}
+    if cpus > 2:
+        assert not cores["share"] & cores["reclaim"]
+
+
+def test_a_pod_that_comes_later_ramps_up_at_its_request() -> None:
+    first, second = pod("a", QoSLevel.SHARED, request=2), pod("b", QoSLevel.SHARED, request=7)
+    memory = AdvisorState()
+    requirement = {}
+    for at in range(40):
+        pods = [first] if at == 0 else [first, second]
+        seen = snapshot(at, pods, cpus=48, usage_s={"a": 0.0, "b": 0.0})
+        advice, memory = advise_cpu(seen, CONFIG, memory, seen.taken_at_ns)
+        assert advice is not None
+        requirement[at] = advice.requirement_cores
+    assert requirement[0] == 2.0  # not measured yet: the request
+    assert requirement[1] == 7.0
+    assert requirement[30] == 7.0
+    assert requirement[31] == 0.0
+
+
+def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
+    config = AdvisorConfig(policy="canonical", min_ramp_down_period_s=0)
+    web = pod("web", QoSLevel.SHARED, request=0.5)
+    known, sizes = PolicyState(), []
+    for at in range(30):
+        seen = snapshot(at, [web], cpus=16, usage_s={"web": 8.0 * at})
+        if at == 20:
+            seen = msgspec.structs.replace(seen, cgroups={})
+        judged, known = evaluate_policy(seen, AgentConfig(advisor=config), known, seen.taken_at_ns)
+        assert judged.advice is not None
+        sizes.append(next(len(pool.cpus) for pool in judged.advice.pools if pool.name == "share"))
+    assert sizes[10:] == [12] * 20, "ceil(8 x 1.25 + 4) is 14, and 12 is all that the reclaim pool leaves"
+
+
+def test_a_listed_container_that_is_gone_needs_nothing_after_half_a_minute() -> None:
+    web = pod("web", QoSLevel.SHARED, request=0.5)
+    memory, need = AdvisorState(), {}
+    for at in range(45):
+        seen = snapshot(at, [web] if at < 10 else [], cpus=16, usage_s={"web": 2.0 * at})
+        seen = msgspec.structs.replace(seen, pods=(web,))
+        advice, memory = advise_cpu(seen, CONFIG, memory, seen.taken_at_ns)
+        assert advice is not None
+        need[at] = advice.requirement_cores
+    assert (need[9], need[20], need[38], need[40]) == (2.5, 2.5, 2.5, 0.0)
+
+
+def test_reclaim_switched_off_leaves_reclaimed_pods_the_minimum() -> None:
+    config = AdvisorConfig(policy="canonical", enable_reclaim=False)
+    advice, _ = advise_cpu(snapshot(0, [], cpus=48), config, AdvisorState(), 0)
+    assert advice is not None
+    assert advice.reclaimable_cores == 4.0
+    assert advice.headroom_cores == 0.0
+
+
+def test_policy_none_advises_nothing() -> None:
+    advice, memory = advise_cpu(snapshot(0, []), AdvisorConfig(policy="none"), AdvisorState(), 0)
+    assert advice is None
+    assert memory.previous is not None
+
+
+@pytest.mark.parametrize("policy", ["canonical", "latency"])
+def test_a_tree_that_stays_unreadable_forgets_no_demand_and_promises_no_more(policy: str) -> None:
+    """48 CPUs, 16 in use: 20 are needed and 4 kept for bursts. From 20 s on nothing can be read, and a pod comes."""
+    config = msgspec.convert({"policy": policy, "headroom": {"policy": "estimate"}}, AdvisorConfig)
+    web, new = pod("web", QoSLevel.SHARED, request=16), pod("new", QoSLevel.SHARED, request=3)
+    known, need, promised, lent = PolicyState(), [], [], []
+    for at in range(140):
+        seen = snapshot(at, [web], cpus=48, usage_s={"web": 16.0 * at}, wait={"web": waits({10: 1000 * at})})
+        if at >= 20:
+            seen = msgspec.structs.replace(seen, cgroups={}, pods=(web,) if at < 130 else (web, new))
+        judged, known = evaluate_policy(seen, AgentConfig(advisor=config), known, seen.taken_at_ns)
+        assert judged.advice is not None
+        need.append(judged.advice.requirement_cores)
+        promised.append(judged.advice.headroom_cores)
+        lent.append(judged.advice.reclaimable_cores)
+    assert need[19:] == pytest.approx([20.0] * 111 + [23.0] * 10)
+    assert promised[19] == pytest.approx(24.0)
+    assert promised[19:130] == pytest.approx([promised[19]] * 111)
+    assert max(lent[20:]) <= lent[19]

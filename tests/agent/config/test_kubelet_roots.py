@@ -1,0 +1,49 @@
+"""Settings that name cgroups follow the kubelet's driver and root, where nobody has set them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.config.loader import build_config
+from agent.config.node_check import apply_kubelet_roots
+
+SLICE = "/node_2.slice/node_2-kubepods"
+SYSTEMD = "/kubepods.slice/kubepods-besteffort.slice"
+
+
+@pytest.mark.parametrize(
+    ("document", "root", "there", "expected"),
+    [
+        ({}, "/", {"/kubepods"}, "/kubepods/besteffort"),
+        ({}, "/", {"/kubepods.slice"}, SYSTEMD),
+        # After a change of the driver the other's may be left over.
+        ({}, "/", {"/kubepods", "/kubepods.slice"}, SYSTEMD),
+        ({}, "/", set(), ""),
+        ({"memory": {"usageMargin": 1.2}}, "/", {"/kubepods"}, "/kubepods/besteffort"),
+        ({"memory": {"reclaimRoot": ""}}, "/", {"/kubepods"}, ""),
+        ({"memory": {"reclaimRoot": "/batch"}}, "/", {"/kubepods"}, "/batch"),
+        ({}, "/node-2", {"/node-2/kubepods"}, "/node-2/kubepods/besteffort"),
+        ({}, "/node-2", {f"{SLICE}.slice"}, f"{SLICE}.slice/node_2-kubepods-besteffort.slice"),
+    ],
+)  # fmt: skip
+def test_the_root_of_reclaimed_pods_is_that_of_best_effort(
+    document: dict[str, Any], root: str, there: set[str], expected: str
+) -> None:
+    config = build_config(apply_kubelet_roots(document, root, there.__contains__), "test")
+    assert config.memory.reclaim_root == expected
+    assert config.memory.usage_margin == document.get("memory", {}).get("usageMargin", 1.1)
+
+
+def test_other_names_follow_a_root_of_its_own() -> None:
+    config = build_config(apply_kubelet_roots({}, "/n2", {"/n2/kubepods"}.__contains__), "test")
+    below = ("/n2/kubepods/burstable", "/n2.slice/n2-kubepods.slice/n2-kubepods-burstable.slice")
+    assert config.eviction.system_memory.psi_roots == below
+    assert config.memory.offloading.dying_cgroups == (below[0], "/n2/kubepods/offline-besteffort-*", below[1])
+    plain = build_config(apply_kubelet_roots({}, "/", {"/kubepods"}.__contains__), "test")
+    assert plain.memory.offloading == build_config({}, "test").memory.offloading
+
+
+def test_a_section_that_is_none_is_left_for_the_check_to_refuse() -> None:
+    assert apply_kubelet_roots({"memory": 5}, "/", {"/kubepods"}.__contains__) == {"memory": 5}

@@ -1,0 +1,562 @@
+"""Eviction plugins that look at memory and at what was promised: at the threshold, and one unit beside it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.config.eviction import (
+    KoordinatorCpuConfig,
+    KoordinatorMemoryConfig,
+    NumaMemoryConfig,
+    OomdConfig,
+    ReclaimedPressureConfig,
+    RssOveruseConfig,
+    SystemMemoryConfig,
+)
+from agent.eviction.eviction_inputs import EvictionInputs
+from agent.eviction.finding import EvictionFinding
+from agent.eviction.plugins import (
+    koordinator_evict,
+    numa_memory_pressure,
+    oomd_pressure,
+    reclaimed_resource_pressure,
+    rss_overuse,
+    system_memory_pressure,
+)
+from agent.eviction.plugins.koordinator_evict import KoordinatorCpuState
+from agent.eviction.plugins.numa_memory_pressure import NumaMemoryPressureState
+from agent.eviction.plugins.oomd_pressure import OomdState
+from agent.eviction.plugins.system_memory_pressure import SystemMemoryPressureState
+from agent.eviction.victims import SOFT_NOTIFY_ANNOTATION
+from api.advice import Headroom
+from api.eviction import ThresholdMet
+from api.knobs import Reason
+from api.measurements import Kswapd, Pressure
+from api.pod import Container, Pod
+from api.qos import Enhancements, QoSLevel
+from tests.agent.eviction.builders import (
+    BOOT_NS,
+    GIB,
+    HARD,
+    MIB,
+    NOT_MET,
+    PAGE,
+    SOFT,
+    S,
+    numa_node,
+    pod,
+    pressure,
+    situation,
+    zone,
+)
+
+WHY = Reason(rule="r", text="t")
+
+
+def names(finding: EvictionFinding) -> list[str]:
+    return [candidate.pod.name for candidate in finding.candidates]
+
+
+def headroom(cores: float | None, memory: float | None = None, **by_numa: dict[int, float]) -> Headroom:
+    return Headroom(cores=cores, memory_bytes=memory, reason=WHY, **by_numa)
+
+
+# Requests of reclaimed pods
+
+
+@pytest.mark.parametrize(
+    ("requests", "promised", "met", "value"),
+    [
+        ((5, 5), 1.0, HARD, 5000),  # Katalyst's own case: 10000 > 5000
+        ((5,), 1.0, SOFT, 1500),  # equal is not above
+        ((5.001,), 1.0, HARD, 5000),
+        ((1.5,), 1.0, NOT_MET, 5000),
+        ((1.501,), 1.0, SOFT, 1500),
+        ((1,), 0.001, HARD, 5),
+    ],
+)
+def test_reclaimed_cpu(requests: tuple[float, ...], promised: float, met: ThresholdMet, value: float) -> None:
+    pods = [pod(f"p{i}", cores=cores) for i, cores in enumerate(requests)]
+    cpu, memory = reclaimed_resource_pressure.evaluate_reclaimed(
+        situation(pods=pods, headroom=headroom(promised)), ReclaimedPressureConfig()
+    )
+    assert (cpu.threshold.met, cpu.threshold.value) == (met, pytest.approx(value))
+    assert cpu.threshold.observed == pytest.approx(sum(requests) * 1000)
+    assert cpu.threshold.scope == "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+    assert memory.threshold.reason.rule == "input_missing"
+
+
+def test_a_promise_of_nothing_alone_evicts_nobody() -> None:
+    """Reclaiming that was switched off, say: 64 cores and 64 GiB run on as they are, on the node and on its NUMA nodes."""
+    nothing = headroom(0.0, 0.0, cores_by_numa={0: 0.0}, memory_by_numa={0: 0.0})
+    at = situation(pods=[pod("a", cores=64, memory=64 * GIB, numa=(0,))], headroom=nothing)
+    found = (
+        *reclaimed_resource_pressure.evaluate_reclaimed(at, ReclaimedPressureConfig()),
+        *reclaimed_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig()),
+    )
+    assert [each.threshold.reason.rule for each in found] == ["nothing_promised"] * 4
+    assert [names(each) for each in found] == [[]] * 4
+    assert "requested 64000m; nothing is promised" in found[0].threshold.reason.text
+
+
+@pytest.mark.parametrize(("cores", "rule"), [(0.0, "nothing_promised"), (0.001, "hard_threshold_met")])
+def test_koordinators_rule_of_promises_takes_no_zero_for_one_either(cores: float, rule: str) -> None:
+    at, config = (
+        situation(pods=[pod("a", cores=1)], headroom=headroom(cores)),
+        KoordinatorCpuConfig(allocatable_threshold=1.5),
+    )
+    found, _ = koordinator_evict.evaluate_koordinator_cpu(at, KoordinatorCpuState(), config)
+    (by_promise,) = [each for each in found if each.threshold.scope == "cpu-allocatable"]
+    assert (by_promise.threshold.reason.rule, bool(names(by_promise))) == (rule, cores > 0)
+
+
+def test_the_largest_request_goes_first_with_a_grace_of_a_minute() -> None:
+    pods = [pod("a", cores=2), pod("b", cores=4), pod("c", cores=1), pod("web", QoSLevel.SHARED, cores=64)]
+    found = reclaimed_resource_pressure.evaluate_reclaimed(
+        situation(pods=pods, headroom=headroom(1.0)), ReclaimedPressureConfig()
+    )[0]
+    assert names(found) == ["b", "a", "c"]
+    assert found.candidates[0].grace_s == 60
+
+
+@pytest.mark.parametrize(("cores", "who"), [(1.5, []), (1.501, ["big", "small"]), (5.001, ["a", "b", "big", "small"])])
+def test_softly_only_those_are_told_that_ask_for_it(cores: float, who: list[str]) -> None:
+    """One core is promised. The two largest requests did not ask: they run on until it is hard."""
+    asks, more = {"annotations": {SOFT_NOTIFY_ANNOTATION: "True"}}, cores - 1.2
+    pods = [pod("a", cores=more), pod("b", cores=0.6), pod("small", cores=0.2, **asks), pod("big", cores=0.4, **asks)]
+    found = reclaimed_resource_pressure.evaluate_reclaimed(
+        situation(pods=pods, headroom=headroom(1.0)), ReclaimedPressureConfig()
+    )[0]
+    assert names(found) == who
+
+
+@pytest.mark.parametrize(("size", "met"), [(5 * GIB, SOFT), (5 * GIB + 1, HARD), (GIB, NOT_MET)])
+def test_reclaimed_memory(size: int, met: ThresholdMet) -> None:
+    found = reclaimed_resource_pressure.evaluate_reclaimed(
+        situation(pods=[pod("a", memory=size)], headroom=headroom(None, GIB)), ReclaimedPressureConfig()
+    )[1]
+    assert found.threshold.met is met
+
+
+def test_who_is_on_the_way_out_requests_nothing() -> None:
+    pods = [pod("a", cores=8), pod("b", cores=8)]
+    at = situation(pods=pods, headroom=headroom(1.5), terminating=frozenset({"default/a"}))
+    found = reclaimed_resource_pressure.evaluate_reclaimed(at, ReclaimedPressureConfig())[0]
+    assert (found.threshold.observed, names(found)) == (8000, ["b"])
+
+
+def test_requests_by_numa_node() -> None:
+    pods = [pod("a", cores=6, numa=(0,)), pod("b", cores=2, numa=(1,)), pod("c", cores=100)]
+    at = situation(pods=pods, headroom=headroom(None, cores_by_numa={0: 1.0, 1: 2.0}), numa=2)
+    found = {
+        each.threshold.scope: each
+        for each in reclaimed_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig())
+    }
+    cpu = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+    assert found[f"zone0|{cpu}"].threshold.met is HARD
+    assert found[f"zone1|{cpu}"].threshold.met is NOT_MET
+    assert names(found[f"zone0|{cpu}"]) == ["a"]
+
+
+# NUMA memory
+
+NUMA = 64 * GIB
+LOW, LEAST = 400 * MIB, 100 * MIB
+LOW_MARK, MIN_MARK = LOW + 256 * MIB, LEAST + GIB
+
+
+def numa_situation(free: int, *, inactive: int = 64 * GIB, at_s: float = 100.0, **more: object) -> EvictionInputs:
+    pods = [pod("web", QoSLevel.SHARED), pod("small"), pod("big"), pod("tiny")]
+    pages = {"web": 20 * GIB, "small": GIB, "big": 2 * GIB, "tiny": NUMA // 1000 - PAGE}
+    samples = {name: {"numa_stat": {"total": {0: size // PAGE}}} for name, size in pages.items()}
+    node = {
+        "zones": (zone(0, free, LOW, LEAST), zone(0, 0, 0, 0, "DMA")),
+        "numa": {0: numa_node(NUMA, inactive)},
+    }
+    fields: dict[str, object] = {"vmstat": {"pgscan_kswapd": 0, "pgscan_direct": 0}}
+    return situation(at_s, pods, samples=samples, node={**node, **fields, **more})  # type: ignore[dict-item]
+
+
+def judged_numa(at: EvictionInputs, rounds: int) -> tuple[EvictionFinding, int]:
+    memory = NumaMemoryPressureState(rounds={0: rounds}, scanned={0: 0})
+    findings, after = numa_memory_pressure.evaluate_numa_memory(at, memory, NumaMemoryConfig())
+    return findings[0], after.rounds[0]
+
+
+@pytest.mark.parametrize(
+    ("free", "before", "after", "met", "who"),
+    [
+        (MIN_MARK, 0, 0, NOT_MET, []),  # above the low mark (656 MiB < 1124 MiB): the minimum is the higher one here
+        (MIN_MARK - PAGE, 0, 11, HARD, ["big", "small"]),  # at once, the largest of the reclaimed
+        (MIN_MARK - PAGE, 11, 12, HARD, ["big", "small", "web"]),  # a round later anybody, reclaimed ones first
+        (MIN_MARK - PAGE, 12, 12, HARD, ["big", "small", "web"]),
+        (MIN_MARK, 12, 11, NOT_MET, []),
+    ],
+)
+def test_numa_below_the_minimum(free: int, before: int, after: int, met: ThresholdMet, who: list[str]) -> None:
+    found, rounds = judged_numa(numa_situation(free), before)
+    assert (rounds, found.threshold.met, names(found)) == (after, met, who)
+
+
+@pytest.mark.parametrize(
+    ("free", "scanned", "before", "after", "met", "any_level"),
+    [
+        (4 * GIB, 0, 6, 5, NOT_MET, False),
+        (4 * GIB - PAGE, 0, 0, 1, NOT_MET, False),
+        (4 * GIB - PAGE, 0, 5, 6, NOT_MET, False),
+        (4 * GIB - PAGE, 0, 6, 7, HARD, False),
+        (4 * GIB - PAGE, 0, 10, 11, HARD, False),
+        (4 * GIB - PAGE, 0, 11, 12, HARD, True),
+        (4 * GIB - PAGE, 1, 1, 2, NOT_MET, False),  # reclaim at work counts from the third round on
+        (4 * GIB - PAGE, 1, 2, 4, NOT_MET, False),
+    ],
+)
+def test_numa_with_little_page_cache(
+    free: int, scanned: int, before: int, after: int, met: ThresholdMet, any_level: bool
+) -> None:
+    """Inactive files of less than 4 GiB raise the low mark to 4 GiB."""
+    at = numa_situation(free, inactive=4 * GIB - 1, vmstat={"pgscan_kswapd": scanned, "pgscan_direct": 0})
+    found, rounds = judged_numa(at, before)
+    assert (rounds, found.threshold.met, "web" in names(found)) == (after, met, any_level)
+    assert found.threshold.value == 4 * GIB
+
+
+@pytest.mark.parametrize(("scanned_pages", "after"), [(0, 3), (1, 4)])
+def test_numa_reclaim_is_the_nodes_own_where_the_probe_tells(scanned_pages: int, after: int) -> None:
+    kswapd = {0: Kswapd(wakeups=0, active_ns=0, scanned_pages=scanned_pages, reclaimed_pages=0)}
+    vmstat = {"pgscan_kswapd": 99, "pgscan_direct": 0}
+    at = numa_situation(4 * GIB - PAGE, inactive=0, vmstat=vmstat, kswapd=kswapd)
+    assert judged_numa(at, 2)[1] == after
+
+
+def test_numa_graces() -> None:
+    found, _ = judged_numa(numa_situation(0), 12)
+    assert [(each.pod.name, each.grace_s) for each in found.candidates] == [("big", 1.0), ("small", 1.0), ("web", None)]
+
+
+def test_numa_counts_what_is_about_to_be_freed() -> None:
+    at = msgspec.structs.replace(numa_situation(MIN_MARK - GIB), terminating=frozenset({"default/big"}))
+    found, _ = judged_numa(at, 0)
+    assert (found.threshold.met, found.threshold.observed) == (NOT_MET, MIN_MARK + GIB)
+
+
+def test_small_numa_nodes_have_marks_in_proportion() -> None:
+    at = situation(
+        pods=[pod("a")], samples={"a": {"numa_stat": {"total": {0: GIB // PAGE}}}},
+        node={"zones": (zone(0, GIB, LOW, LEAST),), "numa": {0: numa_node(8 * GIB)}},
+    )  # fmt: skip
+    found, _ = judged_numa(at, 0)
+    assert found.threshold.reason.inputs["min_bytes"] == LEAST + GIB / 4
+    assert found.threshold.reason.inputs["low_bytes"] == LOW + 64 * MIB
+    assert found.threshold.met is NOT_MET
+
+
+def test_numa_zones_count_together() -> None:
+    """A zone Normal that is used up is no trouble while the kernel can take from DMA32."""
+    zones = (zone(0, 2 * GIB, LOW, LEAST, "DMA32"), zone(0, 0, LOW, LEAST))
+    at = situation(pods=[pod("a")], node={"zones": zones, "numa": {0: numa_node(4 * GIB)}})
+    found, _ = judged_numa(at, 0)
+    assert (found.threshold.met, found.threshold.observed) == (NOT_MET, 2 * GIB)
+    assert found.threshold.reason.inputs["min_bytes"] == 2 * LEAST + GIB / 8
+
+
+def test_numa_of_version_2_is_in_bytes() -> None:
+    at = situation(
+        pods=[pod("a")], samples={"a": {"numa_stat": {"anon": {0: GIB}, "file": {0: GIB}}}},
+        node={"zones": (zone(0, 0, LOW, LEAST),), "numa": {0: numa_node(NUMA)}},
+    )  # fmt: skip
+    assert names(judged_numa(at, 0)[0]) == ["a"]
+
+
+def test_numa_rounds_begin_anew_where_nothing_is_known() -> None:
+    at = numa_situation(0, zones=(), files_read_at_ns=BOOT_NS + 100 * S)
+    findings, after = numa_memory_pressure.evaluate_numa_memory(
+        at, NumaMemoryPressureState(rounds={0: 8}), NumaMemoryConfig()
+    )
+    assert (findings[0].threshold.reason.rule, after.rounds) == ("input_missing", {})
+    old = numa_situation(0, files_read_at_ns=BOOT_NS + 69 * S)
+    findings, after = numa_memory_pressure.evaluate_numa_memory(
+        old, NumaMemoryPressureState(rounds={0: 8}), NumaMemoryConfig()
+    )
+    assert (findings[0].threshold.met, after) == (NOT_MET, NumaMemoryPressureState())
+
+
+def test_numa_counts_each_reading_once() -> None:
+    """Judged every second, zones read every five: the seventh reading is the first above six rounds."""
+    memory, hard = NumaMemoryPressureState(), []
+    for second in range(35):
+        read_at_s = 100 + second - second % 5
+        at = numa_situation(3 * GIB, inactive=0, at_s=100.0 + second, files_read_at_ns=BOOT_NS + read_at_s * S)
+        findings, memory = numa_memory_pressure.evaluate_numa_memory(at, memory, NumaMemoryConfig())
+        if findings[0].threshold.met is HARD:
+            hard.append((second, names(findings[0])))
+    assert memory.rounds == {0: 7}
+    assert [second for second, _ in hard] == [30, 31, 32, 33, 34]
+    assert [who for _, who in hard] == [["big", "small"], [], [], [], []], "one reading sends one pod"
+
+
+# The node's memory
+
+
+def free_situation(free: int, scale: int = 100, **more: object) -> EvictionInputs:
+    node = {"meminfo": {"MemFree": free, "MemTotal": 100 * GIB}, "sysctl": {"vm.watermark_scale_factor": scale}}
+    pods = [pod("low", priority=-5), pod("big"), pod("web", QoSLevel.SHARED), pod("unknown")]
+    samples = {"low": {"memory_bytes": GIB}, "big": {"memory_bytes": 2 * GIB}, "web": {"memory_bytes": 9 * GIB}}
+    return situation(pods=pods, samples=samples, node=node, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("free", "met"), [(GIB, NOT_MET), (GIB - 1, HARD)])
+def test_free_memory_below_the_watermark(free: int, met: ThresholdMet) -> None:
+    found = system_memory_pressure.evaluate_system_memory(
+        free_situation(free), SystemMemoryPressureState(), SystemMemoryConfig()
+    )[0][0]
+    assert found.threshold.met is met
+    assert names(found) == ([] if met is NOT_MET else ["low", "big"])
+    assert (found.threshold.condition is None) == (met is NOT_MET)
+    assert found.cool_down_s == (35 if met is HARD else found.cool_down_s)
+
+
+def test_free_memory_below_the_configured_minimum() -> None:
+    config = SystemMemoryConfig(free_minimum_bytes=2 * GIB)
+    found = system_memory_pressure.evaluate_system_memory(
+        free_situation(2 * GIB - 1), SystemMemoryPressureState(), config
+    )[0][0]
+    assert (found.threshold.met, found.threshold.value) == (HARD, 2 * GIB)
+    assert found.threshold.condition is not None
+    assert found.threshold.condition.name == "MemoryPressure"
+
+
+def test_free_memory_of_an_unknown_scale_is_no_pressure() -> None:
+    at = situation(pods=[pod("a")], node={"meminfo": {"MemFree": 0, "MemTotal": GIB}})
+    findings, _ = system_memory_pressure.evaluate_system_memory(at, SystemMemoryPressureState(), SystemMemoryConfig())
+    assert {found.threshold.met for found in findings} == {NOT_MET}
+
+
+def steal(pages_per_s: float, seconds: int, gap_at: int | None = None) -> list[EvictionFinding]:
+    """The kswapd finding of each look, ten seconds apart."""
+    memory, found = SystemMemoryPressureState(), []
+    for at_s in range(0, seconds + 1, 10):
+        vmstat = {} if at_s == gap_at else {"pgsteal_kswapd": round(pages_per_s * at_s)}
+        at = situation(1000.0 + at_s, [pod("a")], samples={"a": {"memory_bytes": GIB}}, node={"vmstat": vmstat})
+        findings, memory = system_memory_pressure.evaluate_system_memory(at, memory, SystemMemoryConfig())
+        # first where it is met, else in the middle of three that are not
+        found.append(next((each for each in findings if each.threshold.met is HARD), findings[1]))
+    return found
+
+
+def test_background_reclaim_for_two_minutes() -> None:
+    found = steal(2000, 120)
+    assert [each.threshold.met for each in found[-2:]] == [NOT_MET, HARD]
+    assert (found[-1].threshold.value, found[-1].threshold.observed) == (120, 120)
+    assert names(found[-1]) == ["a"]
+    assert steal(1999, 130)[-1].threshold.met is NOT_MET
+    # a look at which it was not known starts anew: 60 is missing, 70 is the first, from 70 on it lasts
+    assert steal(2000, 180, gap_at=60)[-1].threshold.met is NOT_MET
+    assert steal(2000, 190, gap_at=60)[-1].threshold.met is HARD
+
+
+def stall(root: float, pods: tuple[float, ...], seconds: int) -> EvictionFinding:
+    memory, found = SystemMemoryPressureState(), None
+    listed = [
+        Pod(
+            uid=f"u{i}", namespace="default", name=f"p{i}", qos=QoSLevel.RECLAIMED,
+            containers=(Container(name="c", cgroup=f"/kubepods/burstable/pod{i}/c"),),
+        )
+        for i in range(len(pods))
+    ]  # fmt: skip
+    samples: dict[str, dict[str, object]] = {"kubepods/burstable": {"memory_pressure": pressure(root)}}
+    for i, avg10 in enumerate(pods):
+        samples[f"kubepods/burstable/pod{i}"] = {"memory_pressure": pressure(avg10)}
+        samples[f"kubepods/burstable/pod{i}/c"] = {"memory_bytes": GIB}
+    for at_s in range(0, seconds + 1, 5):
+        at = situation(100.0 + at_s, listed, samples=samples)
+        findings, memory = system_memory_pressure.evaluate_system_memory(at, memory, SystemMemoryConfig())
+        found = next((each for each in findings if each.threshold.met is HARD), findings[2])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("root", "pods", "seconds", "met"),
+    [
+        (15.0, (4, 4, 4), 15, HARD),
+        (15.0, (4, 4, 4), 10, NOT_MET),
+        (14.9, (4, 4, 4), 15, NOT_MET),
+        (15.0, (4, 4, 3.9), 15, NOT_MET),  # mean 3.97
+        (15.0, (20, 20, 1.0), 15, NOT_MET),  # two pods that stall; 1 is not more than 1
+        (15.0, (9, 2, 1.1, 0), 15, HARD),  # those that do not stall are not part of the mean
+    ],
+)
+def test_several_burstable_pods_stall(root: float, pods: tuple[float, ...], seconds: int, met: ThresholdMet) -> None:
+    found = stall(root, pods, seconds)
+    assert found.threshold.met is met
+    assert bool(found.candidates) == (met is HARD)
+
+
+# Resident memory over requests
+
+
+def rss_fixture() -> EvictionInputs:
+    """Katalyst's eight pods: requests of one or two containers, thresholds of their own, labels."""
+    shapes: list[tuple[str, list[tuple[int | None, int]], float | None, dict[str, str]]] = [
+        ("pod-1", [(10, 9)], None, {}),
+        ("pod-2", [(None, 9)], None, {}),
+        ("pod-3", [(10, 9)], 0.8, {}),
+        ("pod-4", [(None, 9)], 0.8, {}),
+        ("pod-5", [(10, 8), (10, 8)], None, {"app": "x"}),
+        ("pod-6", [(10, 9), (None, 1)], None, {"app": "x"}),
+        ("pod-7", [(10, 5), (4, 2)], 0.8, {"app": "x"}),
+        ("pod-8", [(10, 9), (4, 3)], 0.8, {"app": "x"}),
+    ]
+    pods, samples = [], {}
+    for name, containers, own, labels in shapes:
+        made = []
+        for i, (request, use) in enumerate(containers):
+            size = None if request is None else request * GIB
+            made.append(Container(name=f"c{i}", cgroup=f"/{name}-{i}", memory_request_bytes=size))
+            samples[f"{name}-{i}"] = {"memory_stat": {"rss": use * GIB}}
+        pods.append(
+            Pod(
+                uid=name, namespace="default", name=name, qos=QoSLevel.SHARED, containers=tuple(made), labels=labels,
+                enhancements=Enhancements(rss_overuse_threshold=own),
+            )
+        )  # fmt: skip
+    at = situation(samples=samples)
+    return msgspec.structs.replace(at, snapshot=msgspec.structs.replace(at.snapshot, pods=tuple(pods)))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "labels", "over"),
+    [
+        (1.05, {}, ["pod-3", "pod-8"]),
+        (0.1, {}, ["pod-1", "pod-3", "pod-5", "pod-8"]),
+        (0.1, {"app": "x"}, ["pod-5", "pod-8"]),
+        (0.9, {}, ["pod-3", "pod-8"]),  # pod-1 uses 0.9 times exactly
+    ],
+)
+def test_rss_overuse(ratio: float, labels: dict[str, str], over: list[str]) -> None:
+    found = rss_overuse.evaluate_rss_overuse(rss_fixture(), RssOveruseConfig(ratio=ratio, labels=labels))[0]
+    assert names(found) == over
+    assert found.direct
+    assert not found.forced
+
+
+def test_rss_of_dedicated_pods_and_of_old_readings_is_left_alone() -> None:
+    over = {"memory_stat": {"anon": 10}}
+    dedicated = situation(pods=[pod("a", QoSLevel.DEDICATED, memory=1)], samples={"a": over})
+    old = situation(pods=[pod("a", QoSLevel.SHARED, memory=1)], samples={"a": over}, files_age_s=31)
+    fresh = situation(pods=[pod("a", QoSLevel.SHARED, memory=1)], samples={"a": over}, files_age_s=30)
+    assert [
+        len(rss_overuse.evaluate_rss_overuse(at, RssOveruseConfig())[0].candidates) for at in (dedicated, old, fresh)
+    ] == [0, 0, 1]
+
+
+# Koordinator's
+
+
+@pytest.mark.parametrize(
+    ("available", "who"),
+    [
+        (30 * GIB + 1, []),
+        (30 * GIB, ["low"]),  # 2 GiB down to 68 %, and the lowest priority has 3
+        (26 * GIB, ["low", "big"]),  # 6 GiB
+        (20 * GIB, ["low", "big", "small"]),
+    ],
+)
+def test_koordinators_memory_evict(available: int, who: list[str]) -> None:
+    pods = [pod("small"), pod("big"), pod("low", priority=-1), pod("web", QoSLevel.SHARED)]
+    sizes = {"small": GIB, "big": 4 * GIB, "low": 3 * GIB, "web": 40 * GIB}
+    at = situation(
+        pods=pods,
+        samples={name: holding(size) for name, size in sizes.items()},
+        node={"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": available}},
+    )
+    found = koordinator_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]
+    assert names(found) == who
+    assert found.forced
+
+
+def holding(size: int, cache: int = 0) -> dict[str, object]:
+    """A cgroup with so much memory that only its end frees, and so much page cache."""
+    stat = {"inactive_anon": size // 2, "active_anon": size - size // 2, "unevictable": 0, "inactive_file": cache}
+    return {"memory_bytes": size + cache, "memory_stat": stat}
+
+
+def test_page_cache_of_who_leaves_is_not_freed_by_that() -> None:
+    """75 of 100 GiB are in use, seven too many. `low` holds three, and 30 GiB of cache that count as available anyhow."""
+    pods = [pod("a"), pod("b"), pod("low", priority=-1)]
+    samples = {"a": holding(2 * GIB), "b": holding(4 * GIB), "low": holding(3 * GIB, cache=30 * GIB)}
+    node = {"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": 25 * GIB}}
+    at = situation(pods=pods, samples=samples, node=node)
+    assert names(koordinator_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]) == ["low", "b"]
+    # In the next round `low` is on its way: three of the seven, and not all of them.
+    later = koordinator_evict.evaluate_koordinator_memory(
+        msgspec.structs.replace(at, terminating=frozenset({"default/low"})), KoordinatorMemoryConfig()
+    )
+    assert later[0].threshold.observed == pytest.approx(0.72)
+    assert names(later[0]) == ["b"]
+    # It does not go: nothing is freed by it, now or later.
+    still = msgspec.structs.replace(at, terminating=frozenset({"default/low"}), stuck=frozenset({"default/low"}))
+    found = koordinator_evict.evaluate_koordinator_memory(still, KoordinatorMemoryConfig())[0]
+    assert found.threshold.observed == pytest.approx(0.75)
+    assert names(found) == ["b", "a"]
+    # How much it is going to free is not known.
+    blind = situation(pods=pods, samples={**samples, "low": {}}, node=node, terminating=frozenset({"default/low"}))
+    found = koordinator_evict.evaluate_koordinator_memory(blind, KoordinatorMemoryConfig())[0]
+    assert (found.threshold.reason.rule, names(found)) == ("input_missing", [])
+
+
+# oomd's
+
+
+def play_oomd(full: float, seconds: int, sizes: dict[str, tuple[int, int]], **meminfo: int) -> list[EvictionFinding]:
+    """A look every ten seconds; `sizes` are what each pod had at first and has in the end."""
+    memory, findings = OomdState(), ()
+    stalls = Pressure(some_us=0, some_avg10=100, full_us=0, full_avg10=full)
+    pods = [pod(name) for name in sizes] + [pod("web", QoSLevel.SHARED)]
+    for at_s in range(0, seconds + 1, 10):
+        used = {name: {"memory_bytes": both[at_s == seconds]} for name, both in sizes.items()} | {
+            "web": {"memory_bytes": 999}
+        }
+        at = situation(100.0 + at_s, pods, samples=used, node={"memory_pressure": stalls, "meminfo": meminfo})
+        findings, memory = oomd_pressure.evaluate_oomd(at, memory, OomdConfig())
+    return list(findings)
+
+
+@pytest.mark.parametrize(("full", "seconds", "met"), [(60.1, 30, HARD), (60.0, 30, NOT_MET), (60.1, 20, NOT_MET)])
+def test_oomd_pressure(full: float, seconds: int, met: ThresholdMet) -> None:
+    assert play_oomd(full, seconds, {"a": (1, 1)})[0].threshold.met is met
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "rule"),
+    [(10, 100, "threshold_not_met"), (9, 100, "hard_threshold_met"), (0, 0, "no_swap")],
+)
+def test_oomd_swap(free: int, total: int, rule: str) -> None:
+    found = play_oomd(0, 10, {"a": (1, 1)}, SwapTotal=total, SwapFree=free)[1]
+    assert found.threshold.reason.rule == rule
+    assert names(found) == (["a"] if rule == "hard_threshold_met" else [])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first"),
+    [
+        ({"a": (50, 50), "b": (10, 30), "c": (20, 20)}, "a"),  # half of all
+        # ten pods: of the largest two, 40 and 39, the second grew from 20: 39 / 24.75 is 1.58
+        ({"a": (40, 40), "b": (20, 39)} | {f"c{i}": (10, 10) for i in range(8)}, "b"),
+        ({"a": (40, 40), "b": (30, 39)} | {f"c{i}": (10, 10) for i in range(8)}, "a"),  # 39 / 32.25 is 1.21
+        (
+            {"a": (40, 40), "b": (39, 39), "grew": (1, 20)} | {f"c{i}": (10, 10) for i in range(7)},
+            "a",
+        ),  # not of the largest
+    ],
+)
+def test_oomd_takes_by_size_or_growth(sizes: dict[str, tuple[int, int]], first: str) -> None:
+    assert names(play_oomd(99, 30, sizes)[0])[0] == first
+
+
+def test_oomd_without_pressure_files_is_missing() -> None:
+    findings, memory = oomd_pressure.evaluate_oomd(situation(pods=[pod("a")]), OomdState(since_ns=1), OomdConfig())
+    assert [found.threshold.reason.rule for found in findings] == ["input_missing", "input_missing"]
+    assert memory.since_ns is None

@@ -1,0 +1,85 @@
+"""Log lines on a pipe that is read, that nobody reads, and that nobody has open any more."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent.journal import stderr
+from agent.journal.stderr import StderrLog
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def say(handler: StderrLog, text: str) -> None:
+    handler.handle(logging.LogRecord("test", logging.INFO, "", 0, text, (), None))
+
+
+def fill(writing: int) -> int:
+    """Until not one more byte fits, and how many did."""
+    os.set_blocking(writing, False)
+    filled = 0
+    try:
+        while True:
+            filled += os.write(writing, bytes(4096))
+    except BlockingIOError:
+        os.set_blocking(writing, True)
+        return filled
+
+
+def read(reading: int, size: int) -> bytes:
+    seen = b""
+    while len(seen) < size:
+        seen += os.read(reading, size - len(seen))
+    return seen
+
+
+def test_every_line_is_written_by_the_end_of_the_process(pipe: tuple[int, int]) -> None:
+    handler = StderrLog(pipe[1])
+    for number in range(500):
+        say(handler, f"{number:03d} \udcff")
+    handler.close()
+    handler.close()
+    written = os.read(pipe[0], 1 << 16).decode()
+    assert written == "".join(f"{number:03d} \\udcff\n" for number in range(500))
+
+
+def test_a_log_that_nobody_reads_stops_nobody_and_tells_how_much_was_lost(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stderr, "FLUSH_TIMEOUT_S", 0.05)
+    reading, writing = pipe
+    filled = fill(writing)
+    handler = StderrLog(writing, most_waiting=10)
+    say(handler, "00")
+    while not handler._waiting.empty():  # the writing thread has it, and stands
+        time.sleep(0.001)
+    for number in range(1, 100):
+        say(handler, f"{number:02d}")
+    handler.close()
+    assert read(reading, filled) == bytes(filled)
+    kept = "".join(f"{number:02d}\n" for number in range(11))
+    assert read(reading, len(kept)).decode() == kept
+    say(handler, "again")
+    told = "WARNING 89 lines of the log were dropped: nobody read them\nagain\n"
+    assert read(reading, len(told)).decode() == told
+    handler.close()
+
+
+def test_a_reader_that_is_gone_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    handler = StderrLog(writing)
+    say(handler, "unheard")
+    handler.close()
+    os.close(writing)

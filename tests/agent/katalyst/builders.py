@@ -1,0 +1,89 @@
+"""Pods, sizes and requests of plugins for tests of the protocols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.cpu import Cpu, Topology
+from api.pod import Container, Pod
+from api.proto import cpu_advisor_pb2 as cpu
+from api.proto import resource_plugin_pb2 as plugin
+from api.qos import Enhancements, QoSLevel
+
+
+def node(numas: int = 2, each: int = 24) -> Topology:
+    """One socket for each NUMA node, two threads a core."""
+    half = each // 2
+    return Topology(
+        cpus=tuple(
+            Cpu(id=numa * each + cpu, core=cpu % half, socket=numa, numa=numa)
+            for numa in range(numas)
+            for cpu in range(each)
+        )
+    )
+
+
+def pod(
+    name: str, qos: QoSLevel = QoSLevel.SHARED, cores: float = 2.0, bound: tuple[int, ...] = (), **wants: Any
+) -> Pod:
+    """One container named `main`; `wants` are enhancements."""
+    reclaimed = qos is QoSLevel.RECLAIMED
+    container = Container(
+        name="main",
+        cgroup=f"/kubepods/{name}",
+        cpu_request_cores=None if reclaimed else cores,
+        reclaimed_cpu_cores=cores if reclaimed else None,
+        memory_request_bytes=None if reclaimed else 1 << 30,
+        reclaimed_memory_bytes=1 << 30 if reclaimed else None,
+    )
+    enhancements = Enhancements(numa_binding=bool(bound), **wants)
+    return Pod(
+        uid=f"u-{name}",
+        namespace="ns",
+        name=name,
+        qos=qos,
+        containers=(container,),
+        enhancements=enhancements,
+        bound_numa=bound,
+    )
+
+
+def put(
+    request: Any,
+    one: Pod,
+    owner: str,
+    assigned: dict[int, str] | None = None,
+    container: str = "main",
+    ramp_up: bool = False,
+) -> None:
+    """Have the plugin have given this to a container."""
+    made = request.entries[one.uid].entries[container]
+    made.metadata.pod_uid, made.metadata.pod_namespace, made.metadata.pod_name = one.uid, one.namespace, one.name
+    made.metadata.container_name, made.metadata.qos_level = container, one.qos.value
+    made.metadata.container_type = plugin.MAIN if container == "main" else plugin.SIDECAR
+    made.metadata.requestMilliQuantity, made.metadata.useMilliQuantity = 2000, True
+    if one.enhancements.numa_binding:
+        made.metadata.annotations["numa_binding"] = "true"
+    made.allocation_info.owner_pool_name, made.allocation_info.ramp_up = owner, ramp_up
+    for numa, text in (assigned or {}).items():
+        made.allocation_info.topology_aware_assignments[numa] = text
+
+
+def put_pool(request: Any, name: str, assigned: dict[int, str]) -> None:
+    info = request.entries[name].entries[""].allocation_info
+    info.owner_pool_name = name
+    for numa, text in assigned.items():
+        info.topology_aware_assignments[numa] = text
+
+
+def blocks(answer: Any, entry: str, container: str = "") -> dict[int, list[int]]:
+    """Sizes of an entry's blocks by NUMA node."""
+    info = answer.entries[entry].entries[container]
+    return {
+        numa: [block.result for block in part.blocks]
+        for numa, part in sorted(info.calculation_results_by_numas.items())
+    }
+
+
+def request() -> Any:
+    return cpu.GetAdviceRequest()

@@ -1,0 +1,202 @@
+"""Our advice on memory in the protocol's words and back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config.qrm import CpuPlacementConfig
+from agent.katalyst.memory_advice_codec import decode_memory_advice, encode_memory_advice, encode_memory_request
+from agent.katalyst.messages import UnusableMessage
+from agent.qrm.cpuset.allocate import allocate_cpusets
+from agent.qrm.cpuset.state import CpusetState
+from api.advice import Headroom, KnobRequest, MemoryAdvice, MemoryCondition, MemoryPressure
+from api.knobs import Knob, Reason
+from api.proto import advisor_svc_pb2 as svc
+from api.qos import QoSLevel
+from tests.agent.katalyst.builders import node, pod
+
+WHY = Reason(rule="r", text="t")
+DYING = Reason(rule="memory_dying_reclaim", text="t")
+GI = 1 << 30
+WEB, BATCH = pod("web"), pod("batch", QoSLevel.RECLAIMED)
+
+
+def advice(*wishes: tuple[str, Knob, str], reason: Reason = WHY) -> MemoryAdvice:
+    return MemoryAdvice(
+        policy="canonical",
+        headroom_bytes=None,
+        headroom_reason=WHY,
+        condition=MemoryCondition(state=MemoryPressure.NO_RISK, reason=WHY),
+        knob_requests=tuple(
+            KnobRequest(cgroup=path, knob=knob, value=value, reason=reason) for path, knob, value in wishes
+        ),
+    )
+
+
+def asked() -> svc.GetAdviceRequest:
+    request = svc.GetAdviceRequest()
+    for one in (WEB, BATCH):
+        request.entries[one.uid].entries["main"].pod_uid = one.uid
+    return request
+
+
+def said(got: svc.GetAdviceResponse) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    pods = {uid: dict(its.container_entries["main"].calculation_result.values) for uid, its in got.pod_entries.items()}
+    return pods, {one.cgroup_path: dict(one.calculation_result.values) for one in got.extra_entries}
+
+
+WORDS = {
+    "limit of a container": ("/kubepods/web", Knob.MEMORY_MAX, str(GI), {"memory_limit_in_bytes": str(GI)}),
+    "no limit": ("/kubepods/besteffort", Knob.MEMORY_MAX, "max", {"memory_limit_in_bytes": "-1"}),
+    "high of a group": ("/kubepods/besteffort", Knob.MEMORY_HIGH, "4096", {"memory_high": "4096"}),
+    "high of a container, which that plugin ignores": ("/kubepods/web", Knob.MEMORY_HIGH, "4096", {}),
+    "cache": ("/kubepods/web", Knob.DROP_CACHE, "4096", {"drop_cache": "true"}),
+    "cache of a group, which that plugin refuses": ("/kubepods/besteffort", Knob.DROP_CACHE, "4096", {}),
+    "nodes": ("/kubepods/batch", Knob.MEMS, "0-1", {"cpuset_mems": "0-1"}),
+    "offloading": ("/kubepods/web", Knob.MEMORY_RECLAIM, "8192", {"memory_offloading": "8192"}),
+    "swap": ("/kubepods/web", Knob.SWAP_MAX, "max", {"swap_max": "true", "memory_offloading": "0"}),
+    "no swap": ("/kubepods/burstable", Knob.SWAP_MAX, "0", {"swap_max": "false", "memory_offloading": "0"}),
+    "a knob that has no word": ("/kubepods/web", Knob.MEMORY_LOW, "1", {}),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_each_wish_has_its_word(name: str) -> None:
+    cgroup, knob, value, expected = WORDS[name]
+    pods, others = said(encode_memory_advice(asked(), advice((cgroup, knob, value)), (WEB, BATCH), None))
+    found = {**others, **{f"/kubepods/{uid.removeprefix('u-')}": values for uid, values in pods.items()}}
+    assert found.get(cgroup, {}) == expected
+
+
+def test_what_removed_members_left_is_named_by_its_file() -> None:
+    _pods, others = said(
+        encode_memory_advice(asked(), advice(("/kubepods/burstable", Knob.MEMORY_RECLAIM, "9"), reason=DYING), (), None)
+    )
+    assert others == {"/sys/fs/cgroup/kubepods/burstable": {"dying_memcg_reclaim": "true"}}
+
+
+def test_headroom_is_of_no_cgroup() -> None:
+    headroom = Headroom(memory_by_numa={1: 1.5 * GI, 0: GI}, reason=WHY)
+    got = encode_memory_advice(asked(), advice(), (WEB, BATCH), headroom)
+    (promised,) = (dict(one.calculation_result.values) for one in got.extra_entries)
+    assert promised == {"memory_numa_headroom": '{"0":1073741824,"1":1610612736}'}
+
+
+def test_a_container_that_the_plugin_does_not_name_is_taken_for_no_pods() -> None:
+    """It would find no such container; by its path it does."""
+    request = svc.GetAdviceRequest()
+    pods, others = said(encode_memory_advice(request, advice(("/kubepods/web", Knob.MEMORY_MAX, "4096")), (WEB,), None))
+    assert (pods, others) == ({}, {"/kubepods/web": {"memory_limit_in_bytes": "4096"}})
+
+
+SIZES = st.integers(1, (1 << 62) - 1).map(str)
+WISHES = st.one_of(
+    st.tuples(st.just("/kubepods/web"), st.sampled_from((Knob.MEMORY_MAX, Knob.MEMORY_RECLAIM)), SIZES),
+    st.tuples(
+        st.just("/kubepods/besteffort"), st.sampled_from((Knob.MEMORY_MAX, Knob.MEMORY_HIGH)), SIZES | st.just("max")
+    ),
+    st.tuples(st.just("/kubepods/batch"), st.just(Knob.MEMS), st.sampled_from(("0", "1", "0-1"))),
+    st.tuples(st.just("/kubepods/burstable"), st.just(Knob.SWAP_MAX), st.sampled_from(("0", "max"))),
+    st.tuples(st.just("/kubepods/web"), st.just(Knob.DROP_CACHE), st.just("77")),
+)
+
+
+@given(st.lists(WISHES, unique_by=lambda wish: wish[:2], max_size=6))
+def test_what_is_said_is_what_is_understood(knob_requests: list[tuple[str, Knob, str]]) -> None:
+    got = encode_memory_advice(asked(), advice(*knob_requests), (WEB, BATCH), None)
+    back = decode_memory_advice(
+        svc.GetAdviceResponse.FromString(got.SerializeToString()), (WEB, BATCH), {"/kubepods/web": 77}
+    )
+    assert {(wish.cgroup, wish.knob, wish.value) for wish in back.knob_requests} == set(knob_requests)
+
+
+def test_a_stock_answer_is_carried_out() -> None:
+    """The guard's two limits, offloading with swap, dying members, moves to the first node that both lists have."""
+    answered = svc.ListAndWatchResponse()
+    values = answered.pod_entries["u-web"].container_entries["main"].calculation_result.values
+    values.update({"swap_max": "false", "memory_offloading": "4096", "drop_cache": "true"})
+    answered.pod_entries["u-gone"].container_entries["main"].calculation_result.values["drop_cache"] = "true"
+    root = answered.extra_entries.add(cgroup_path="/kubepods/besteffort")
+    root.calculation_result.values.update({"memory_limit_in_bytes": "1000", "memory_high": "-1"})
+    dying = answered.extra_entries.add(cgroup_path="/sys/fs/cgroup/kubepods/burstable")
+    dying.calculation_result.values["dying_memcg_reclaim"] = "true"
+    balance = {
+        "destNumaList": [2, 1],
+        "sourceNuma": 0,
+        "migrateContainers": [{"podUID": "u-web", "containerName": "main", "destNumaList": [1, 2, 3]}],
+        "totalRSS": 1e9,
+        "threshold": 0.5,
+    }
+    answered.extra_entries.add().calculation_result.values["balance_numa_memory"] = json.dumps(balance)
+    answered.extra_entries.add().calculation_result.values["memory_numa_headroom"] = '{"0":5,"1":7}'
+    answered.extra_entries.add().calculation_result.values["reclaimed_memory_size"] = '{"0":9}'
+    got = decode_memory_advice(answered, (WEB, BATCH), {"/kubepods/web": 12, "/kubepods/burstable": 34})
+    assert [(wish.cgroup, wish.knob, wish.value) for wish in got.knob_requests] == [
+        ("/kubepods/web", Knob.SWAP_MAX, "0"),
+        ("/kubepods/web", Knob.MEMORY_RECLAIM, "4096"),
+        ("/kubepods/web", Knob.DROP_CACHE, "12"),
+        ("/kubepods/besteffort", Knob.MEMORY_MAX, "1000"),
+        ("/kubepods/besteffort", Knob.MEMORY_HIGH, "max"),
+        ("/kubepods/burstable", Knob.MEMORY_RECLAIM, "34"),
+        ("/kubepods/web", Knob.MIGRATE_PAGES, "0 2"),
+    ]
+    assert (got.headroom_bytes, got.headroom_by_numa) == (12, {0: 5.0, 1: 7.0})
+    assert got.provision_by_numa == {0: 9.0}
+    assert got.policy == "katalyst"
+
+
+HOSTILE = {
+    "a limit of words": (
+        "",
+        {"memory_limit_in_bytes": "1Gi"},
+        r"extra_entries\[0\] memory_limit_in_bytes: '1Gi' is no whole",
+    ),
+    "a limit beyond numbers": ("/a", {"memory_limit_in_bytes": "9" * 19}, r"is out of range"),
+    "a path that climbs": (
+        "/a/../../etc",
+        {"memory_high": "1"},
+        r"cgroup_path: .* is not the path of a cgroup below the root",
+    ),
+    "a path from nowhere": ("a", {"memory_high": "1"}, r"cgroup_path: 'a'"),
+    "no truth": ("/a", {"dying_memcg_reclaim": "maybe"}, r"dying_memcg_reclaim: 'maybe' is neither true nor false"),
+    "no nodes": ("/a", {"cpuset_mems": ""}, r"cpuset_mems: names no NUMA node"),
+    "a node beyond all": ("", {"balance_numa_memory": '{"sourceNuma":-1}'}, r"balance_numa_memory: -1 is no NUMA node"),
+    "moves of words": ("", {"balance_numa_memory": "[]"}, r"balance_numa_memory: '\[\]'"),
+    "headroom that is no number": ("", {"memory_numa_headroom": '{"0":1e999}'}, r"memory_numa_headroom"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_answer_that_lies_is_not_taken_at_all(name: str) -> None:
+    path, values, text = HOSTILE[name]
+    answered = svc.GetAdviceResponse()
+    answered.extra_entries.add(cgroup_path=path).calculation_result.values.update(values)
+    with pytest.raises(UnusableMessage, match=text):
+        decode_memory_advice(answered, (WEB,), {})
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+    try:
+        got = svc.GetAdviceResponse.FromString(data)
+    except Exception:  # noqa: BLE001 - protobuf's own, whose class its versions disagree on
+        return
+    try:
+        decode_memory_advice(got, (WEB,), {})
+    except UnusableMessage as error:
+        assert len(str(error)) < 400  # noqa: PT017 - either outcome is right
+
+
+def test_what_our_qrm_asks_with() -> None:
+    pods = (WEB, BATCH)
+    _placed, state = allocate_cpusets(
+        (), pods, node(), CpusetState(policy_name="dynamic"), CpuPlacementConfig(ramp_up_s=0), 5
+    )
+    request = encode_memory_request((*pods, pod("new")), state)
+    assert sorted(request.entries) == ["u-batch", "u-web"]
+    made = request.entries["u-batch"].entries["main"]
+    assert (made.requestQuantity, made.useMilliQuantity, made.qos_level) == (GI, False, "reclaimed_cores")

@@ -1,0 +1,154 @@
+"""Reporter plugins over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.katalyst.plugin_watcher import DiscoveredPlugin
+from agent.katalyst.reporter_plugins import ReporterPluginClient, collect_fields, decode_fields
+from api.interfaces import Unavailable
+from api.node_resources import ObjectSection
+from api.proto import reporter_plugin_pb2 as wire
+from common.grpc_unix import GrpcService, serve_on_socket
+
+SERVICE = wire.DESCRIPTOR.services_by_name["ReporterPlugin"]
+GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "golden" / "protocols.json").read_text())
+S = 1_000_000_000
+
+
+def content(value: str = "[]", name: str = "TopologyZone") -> wire.GetReportContentResponse:
+    made = wire.GetReportContentResponse()
+    one = made.content.add()
+    one.groupVersionKind.group, one.groupVersionKind.version = "node.katalyst.kubewharf.io", "v1alpha1"
+    one.groupVersionKind.kind = "CustomNodeResource"
+    one.field.add(fieldType=wire.Status, fieldName=name, value=value.encode())
+    return made
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+def test_what_a_stock_plugin_reports() -> None:
+    said = wire.GetReportContentResponse.FromString(
+        bytes.fromhex(GOLDEN["reporterplugin.v1alpha1.GetReportContentResponse"])
+    )
+    (field,) = decode_fields("p", said)
+    assert (field.group, field.version, field.kind) == ("node.katalyst.kubewharf.io", "v1alpha1", "CustomNodeResource")
+    assert (field.part, field.name, bytes(field.value)) == (ObjectSection.STATUS, "TopologyZone", b"[]")
+
+
+async def test_what_is_pushed_is_taken_at_once_and_what_is_gone_is_forgotten(tmp_path: Path) -> None:
+    said, pushes, now, changes = content("1"), asyncio.Queue[wire.GetReportContentResponse](), [0], [0]
+
+    async def get(_request: Any, _words: Mapping[str, str]) -> Any:
+        return said
+
+    async def watch(_request: Any, _words: Mapping[str, str]) -> AsyncIterator[Any]:
+        while True:
+            yield await pushes.get()
+
+    server = await serve_on_socket(
+        tmp_path / "p.sock", (GrpcService(SERVICE, {"GetReportContent": get, "ListAndWatchReportContent": watch}),)
+    )
+
+    def changed() -> None:
+        changes[0] += 1
+
+    reporter = ReporterPluginClient(
+        DiscoveredPlugin(kind="ReporterPlugin", name="p", socket=server.path, inode=1), changed, lambda: now[0]
+    )
+    run = asyncio.create_task(reporter.run(30))
+    await until(lambda: bool(reporter.fields()))
+    assert bytes(reporter.fields()[0].value) == b"1"
+    await pushes.put(content("2"))
+    await until(lambda: bytes(reporter.fields()[0].value) == b"2")
+    await pushes.put(content("2"))
+    await pushes.put(content("{", name="Broken"))
+    await until(lambda: reporter.problem is not None)
+    assert reporter.problem is not None
+    assert "content[0].field[0].value is not JSON: b'{'" in reporter.problem.reason
+    assert bytes(collect_fields([reporter])[0].value) == b"2", "what it said before stands"
+    assert changes == [2]
+    now[0] = 61 * S
+    assert reporter.fields() == ()
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    await server.stop()
+
+
+async def test_a_plugin_that_pushes_nothing_is_asked(tmp_path: Path) -> None:
+    said = content("1")
+
+    async def get(_request: Any, _words: Mapping[str, str]) -> Any:
+        return said
+
+    server = await serve_on_socket(tmp_path / "p.sock", (GrpcService(SERVICE, {"GetReportContent": get}),))
+    reporter = ReporterPluginClient(
+        DiscoveredPlugin(kind="ReporterPlugin", name="p", socket=server.path, inode=1), lambda: None, lambda: 0
+    )
+    run = asyncio.create_task(reporter.run(0.02))
+    await until(lambda: bool(reporter.fields()))
+    said.content[0].field[0].value = b"2"
+    await until(lambda: bytes(reporter.fields()[0].value) == b"2")
+    await server.stop()
+    await until(lambda: reporter.problem is not None)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+
+
+def _kind(said: Any) -> None:
+    said.content[0].groupVersionKind.kind = ""
+
+
+def _part(said: Any) -> None:
+    said.content[0].field[0].MergeFromString(b"\x08\x09")
+
+
+def _name(said: Any) -> None:
+    said.content[0].field[0].fieldName = "status.x"
+
+
+def _many(said: Any) -> None:
+    said.content[0].field.extend([said.content[0].field[0]] * 1000)
+
+
+def _large(said: Any) -> None:
+    said.content[0].field[0].value = b" " * (5 << 20)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (_kind, r"content\[0\]\.groupVersionKind has no kind"),
+        (_part, r"field\[0\]\.fieldType is 9"),
+        (_name, r"fieldName 'status\.x' is no name"),
+        (_many, "more than 1000 fields"),
+        (_large, "or 4 MiB are reported"),
+    ],
+)
+def test_nonsense_names_its_field(spoil: Any, text: str) -> None:
+    said = content()
+    spoil(said)
+    with pytest.raises(Unavailable, match=text):
+        decode_fields("p", said)
+
+
+@given(st.binary(max_size=300))
+def test_no_value_does_more_than_be_refused(data: bytes) -> None:
+    said = content()
+    said.content[0].field[0].value = data
+    try:
+        decode_fields("p", said)
+    except Unavailable as error:
+        assert len(error.reason) < 500  # noqa: PT017 - either outcome is right

@@ -1,0 +1,114 @@
+"""Decisions in the runtime's words: never more than the owner asked for, nothing outside the cgroup above."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.nri.oci_resources import (
+    ContainerBounds,
+    clamp_values,
+    knobs_in_resources,
+    original_values,
+    requested_values,
+    to_oci_resources,
+)
+from api.knobs import Knob
+from api.proto import nri_pb2 as wire
+
+V1 = ContainerBounds(cpus=frozenset(range(4)), mems=frozenset({0, 1}))
+V2 = ContainerBounds(cpus=frozenset(range(4)), mems=frozenset({0, 1}), unified=True)
+
+
+def resources(
+    *, shares: int = 0, quota: int = 0, period: int = 0, cpus: str = "", mems: str = "", memory: int = 0, **unified: str
+) -> Any:
+    found = wire.LinuxResources(unified={key.replace("_", "."): value for key, value in unified.items()})
+    found.cpu.shares.value, found.cpu.quota.value, found.cpu.period.value = shares, quota, period
+    found.cpu.cpus, found.cpu.mems, found.memory.limit.value = cpus, mems, memory
+    return found
+
+
+OWN = resources(shares=204, quota=50_000, period=100_000, memory=1 << 30)
+
+
+def test_what_the_owner_asked_for() -> None:
+    assert requested_values(OWN, V1) == {
+        Knob.QUOTA: "50000 100000",
+        Knob.CPUSET: "0-3",
+        Knob.MEMS: "0-1",
+        Knob.MEMORY_MAX: "1073741824",
+        Knob.WEIGHT: "20",
+    }
+    assert requested_values(resources(memory_low="4096"), V2) == {
+        Knob.QUOTA: "max 100000",
+        Knob.CPUSET: "",
+        Knob.MEMS: "",
+        Knob.MEMORY_MAX: "max",
+        Knob.MEMORY_HIGH: "max",
+        Knob.MEMORY_LOW: "4096",
+        Knob.MEMORY_MIN: "0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "own", "around", "given"),
+    [
+        ({Knob.CPUSET: "3"}, OWN, V1, {Knob.CPUSET: "3"}),
+        ({Knob.CPUSET: "3,7"}, OWN, V1, {Knob.CPUSET: "3"}),
+        ({Knob.CPUSET: "7"}, OWN, V1, {}),
+        ({Knob.CPUSET: "0-3"}, OWN, V1, {}),
+        ({Knob.CPUSET: "3"}, OWN, ContainerBounds(), {}),
+        # The kubelet's CPU manager has chosen.
+        ({Knob.CPUSET: "3", Knob.MEMS: "1"}, resources(cpus="1-2"), V1, {Knob.MEMS: "1"}),
+        ({Knob.MEMS: "1"}, resources(mems="0"), V1, {}),
+        ({Knob.IDLE: "1"}, OWN, V1, {Knob.WEIGHT: "1"}),
+        ({Knob.IDLE: "0", Knob.WEIGHT: "300"}, OWN, V1, {Knob.WEIGHT: "300"}),
+        ({Knob.IDLE: "1"}, OWN, V2, {}),
+        ({Knob.QUOTA: "20000 100000"}, OWN, V1, {Knob.QUOTA: "20000 100000"}),
+        ({Knob.QUOTA: "max 100000"}, OWN, V1, {}),
+        ({Knob.QUOTA: "80000 100000"}, OWN, V1, {}),
+        ({Knob.QUOTA: "150000 100000"}, resources(), ContainerBounds(cores=1.0), {Knob.QUOTA: "100000 100000"}),
+        ({Knob.QUOTA: "max 100000"}, resources(), V1, {}),
+        ({Knob.MEMORY_MAX: "1000"}, OWN, V1, {Knob.MEMORY_MAX: "1000"}),
+        ({Knob.MEMORY_MAX: "9999999999"}, OWN, V1, {}),
+        ({Knob.MEMORY_MAX: "max"}, OWN, V1, {}),
+        ({Knob.MEMORY_HIGH: "5000"}, OWN, V1, {}),
+        ({Knob.MEMORY_HIGH: "5000"}, OWN, V2, {Knob.MEMORY_HIGH: "5000"}),
+        # The kubelet (MemoryQoS) or whoever made the container protects it, or limits it, more.
+        ({Knob.MEMORY_HIGH: "5000"}, resources(memory_high="4096"), V2, {}),
+        ({Knob.MEMORY_HIGH: "max"}, resources(memory_high="4096"), V2, {}),
+        (
+            {Knob.MEMORY_LOW: "0", Knob.MEMORY_MIN: "8192"},
+            resources(memory_low="1", memory_min="2"),
+            V2,
+            {Knob.MEMORY_MIN: "8192"},
+        ),
+    ],
+)
+def test_a_container_is_given_no_more_than_it_may_have(
+    wanted: dict[Knob, str], own: Any, around: ContainerBounds, given: dict[Knob, str]
+) -> None:
+    assert clamp_values(wanted, requested_values(own, around), own, around) == given
+
+
+def test_values_in_the_runtimes_words() -> None:
+    said = to_oci_resources({Knob.CPUSET: "2-3", Knob.MEMS: "1", Knob.WEIGHT: "1", Knob.QUOTA: "20000 100000"})
+    assert (said.cpu.cpus, said.cpu.mems, said.cpu.shares.value) == ("2-3", "1", 10)
+    assert (said.cpu.quota.value, said.cpu.period.value, said.HasField("memory")) == (20_000, 100_000, False)
+    said = to_oci_resources({Knob.QUOTA: "max 100000", Knob.MEMORY_MAX: "4096", Knob.MEMORY_LOW: "1"})
+    assert (said.cpu.quota.value, said.memory.limit.value, dict(said.unified)) == (-1, 4096, {"memory.low": "1"})
+    assert not said.cpu.HasField("shares")
+
+
+def test_the_very_shares_are_put_back_because_a_weight_has_several() -> None:
+    asked = requested_values(OWN, V1)
+    assert original_values((Knob.WEIGHT, Knob.CPUSET), asked, OWN) == {Knob.WEIGHT: "204", Knob.CPUSET: "0-3"}
+    assert original_values((Knob.WEIGHT,), asked, resources()) == {Knob.WEIGHT: "1024"}
+
+
+def test_whoever_changes_a_container_names_only_what_changes() -> None:
+    assert knobs_in_resources(resources(cpus="0")) == {Knob.CPUSET}
+    assert knobs_in_resources(OWN) == {Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY_MAX}
+    assert knobs_in_resources(resources(memory_high="max")) == {Knob.MEMORY_HIGH}

@@ -1,0 +1,162 @@
+"""Rounds judged again: what a policy would have lent, harmed and missed, by arithmetic that can be disputed."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.config.advisor import AdvisorConfig
+from agent.config.config import AgentConfig
+from agent.offline.replay import CycleFacts, PolicyOutcome, ScoreCounters, evaluate_outcome, replay_cycles
+from agent.offline.simulation.simulator import run_simulation
+from agent.offline.simulation.workloads import build_node
+from api.advice import Headroom
+from api.decision import Advice, Pool
+from api.eviction import EvictionVictim
+from api.histogram import SLOT_COUNT
+from api.knobs import Reason
+
+
+def fact(at_s: float = 1.0, online: float = 1.0, **values: object) -> CycleFacts:
+    known: dict[str, object] = {
+        "interval_s": 1.0, "node_cpus": 4, "demand_cores": online + 0.5, "batch_cores": 2.0, "batch_lent_cores": 4.0,
+        "interference_cores": 0.2, "waits": (0,) * SLOT_COUNT,
+    }  # fmt: skip
+    return CycleFacts(at_s=at_s, online_cores=online, **{**known, **values})  # type: ignore[arg-type]
+
+
+def advice(lent: float, share: str = "0123", reclaim: str = "0123", promised: float | None = None) -> Advice:
+    return Advice(
+        policy="p",
+        pools=tuple(Pool(name=n, cpus=tuple(map(int, c))) for n, c in (("share", share), ("reclaim", reclaim))),
+        requirement_cores=None,
+        headroom=Headroom(cores=promised, reason=Reason(rule="r", text="t")),
+        reclaimable_cores=lent,
+        idle=True,
+        action="hold",
+        reason=Reason(rule="r", text="t"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "batch", "harm", "short"),
+    [
+        (fact(), advice(4.0), 2.0, 0.2, 0.0),
+        (fact(), advice(1.0), 1.0, 0.1, 0.0),
+        (fact(), None, 2.0, 0.2, 0.0),
+        # it had all that it was lent, so it would have taken what is left of the node
+        (fact(batch_lent_cores=2.1), advice(4.0), 3.0, 0.3, 0.0),
+        (fact(batch_lent_cores=2.1), advice(2.5), 2.5, 0.25, 0.0),
+        # pools of their own: no waits for batch work, but 1.5 cores wanted on one CPU
+        (fact(), advice(3.0, "0", "123"), 2.0, 0.0, 0.5),
+        (fact(batch_cores=0.0), advice(3.0), 0.0, 0.0, 0.0),
+    ],
+    ids=[
+        "as it was",
+        "half of it",
+        "nobody decides",
+        "more for who was held back",
+        "and lent",
+        "apart",
+        "no batch work",
+    ],
+)
+def test_what_would_have_come_of_it(
+    given: CycleFacts, made: Advice | None, batch: float, harm: float, short: float
+) -> None:
+    got = evaluate_outcome(given, made, 0)
+    assert (got.batch_cores, got.interference_cores, got.short_cores) == pytest.approx((batch, harm, short))
+
+
+def promise(cores: float) -> PolicyOutcome:
+    return PolicyOutcome(
+        reclaimable_cores=2.0,
+        headroom_cores=cores,
+        action="hold",
+        rule="",
+        changes=1,
+        batch_cores=1.0,
+        interference_cores=0.5,
+        short_cores=0.0,
+    )
+
+
+def test_promises_are_held_against_the_most_that_online_pods_used_afterwards() -> None:
+    """Of 4 CPUs 2 are promised each second, and a promise holds for 3 s: the peak of 2.5 at 10 s breaks those of 7, 8 and 9."""
+    tally = ScoreCounters(horizon_s=3)
+    for second in range(1, 21):
+        tally.add(fact(at_s=second, online=2.5 if second == 10 else 1.0), promise(2.0))
+    score = tally.score()
+    assert (score.missed_ratio, score.missed_cores) == (pytest.approx(3 / 17), pytest.approx(0.5))
+    assert (score.rounds, score.changes, score.shrinks) == (20, 20, 0)
+    assert (score.reclaimable_cores, score.headroom_cores, score.harm_ms_per_s) == (2.0, 2.0, 500.0)
+
+
+def test_a_pod_that_stays_is_one_victim_and_who_is_only_told_is_none() -> None:
+    """Told every five seconds, sent again every 45: two pods would have had to leave, not 48."""
+    tally = ScoreCounters(horizon_s=60)
+    for second in range(5, 125, 5):
+        sent = [victim("a"), victim("b")] if second % 45 == 5 else []
+        tally.add(fact(at_s=second), evaluate_outcome(fact(), advice(4.0), 0, [*sent, victim("told", notify=True)]))
+    assert tally.score().victims == 2
+
+
+def victim(uid: str, *, notify: bool = False) -> EvictionVictim:
+    why = Reason(rule="r", text="t")
+    return EvictionVictim(
+        pod=uid, uid=uid, plugin="p", scope="s", reason=why, forced=False, grace_s=None, notify=notify
+    )
+
+
+def test_means_are_over_time_not_over_rounds() -> None:
+    tally = ScoreCounters(horizon_s=60)
+    tally.add(fact(interval_s=9.0), promise(1.0))
+    tally.add(fact(at_s=10, interval_s=1.0), promise(3.0))
+    assert tally.score().headroom_cores == pytest.approx(1.2)
+
+
+def test_the_policy_that_was_live_is_played_as_it_was() -> None:
+    """Its own rounds judged again give the same advice, round for round: memory and all."""
+    rounds = [
+        r
+        for r, _, _ in run_simulation(
+            build_node(8, 1, ["bursty"], online=2, seed=3), AgentConfig(), seconds=600, interval_s=1
+        )
+    ]
+    again = [
+        marks["again"]
+        for _, marks in replay_cycles(
+            rounds, {"again": AgentConfig(), "other": AgentConfig(advisor=AdvisorConfig(policy="canonical"))}
+        )
+    ]
+    was = [r.advice.reclaimable_cores for r in rounds[1:] if r.advice is not None]
+    assert [m.reclaimable_cores for m in again] == was
+
+
+def test_a_boot_begins_anew() -> None:
+    """Time goes on where it was, and no policy knows of rounds whose clock was another."""
+    rounds = [
+        r
+        for r, _, _ in run_simulation(
+            build_node(8, 1, ["diurnal"], online=2, seed=3), AgentConfig(), seconds=600, interval_s=5
+        )
+    ]
+    later, sooner = rounds[100:105], rounds[:40]
+    played = list(replay_cycles([*later, *sooner], {"live": AgentConfig()}))
+    assert [(f.at_s, f.boot) for f, _ in played[:6]] == [(5, 0), (10, 0), (15, 0), (20, 0), (25, 1), (30, 1)]
+    alone = [marks["live"] for _, marks in replay_cycles(sooner, {"live": AgentConfig()})]
+    assert [marks["live"] for _, marks in played[4:]] == alone
+    assert len({made.headroom_cores for made in alone}) > 30
+
+
+def test_promises_of_one_boot_are_not_held_against_use_in_another() -> None:
+    """3 s are promised 2 of 4 CPUs; 4 s later, after a reboot, 3 are used: that breaks what was promised in this boot alone."""
+    tally = ScoreCounters(horizon_s=3)
+    for second in range(1, 6):
+        tally.add(fact(at_s=second), promise(2.0))
+    for second in range(6, 12):
+        tally.add(fact(at_s=second, boot=1, online=3.0 if second == 8 else 1.0), promise(2.0))
+    score = tally.score()
+    assert (score.missed_ratio, score.missed_cores) == (pytest.approx(2 / 5), 1.0), (
+        "kept: of 1, 2 and 8 s; missed: 6, 7"
+    )
+    assert score.rounds == 11

@@ -1,0 +1,206 @@
+"""What a decision has to fit into, in declared trees of both versions: memory in use, bursts under quotas, owners' values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.qrm.actuator.one_shot import run_one_shot
+from agent.qrm.actuator.plan import SLACK_BYTES, STEP_BYTES, WritePlan, writing_order
+from agent.qrm.actuator.writer import RawValue
+from agent.qrm.knobs.knob_files import KnobLimits, clamp_value
+from agent.qrm.knobs.notation import PAGE_BYTES, format_io, parse_io
+from api.decision import ActMode, OutcomeStatus
+from api.knobs import Knob
+from tests.agent.qrm.actuator.test_actuator import Bench
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["v1", "v2"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+def uses(bench: Bench, used: int, cache: int, dirty: int = 0) -> None:
+    v2 = bench.tree.hierarchy.mode == "v2"
+    prefix, dirty_name = ("", "file_dirty") if v2 else ("total_", "total_dirty")
+    bench.tree.file("/batch", "memory.current" if v2 else "memory.usage_in_bytes").write_text(f"{used}\n")
+    bench.tree.file("/batch", "memory.stat").write_text(
+        f"{prefix}inactive_file {cache}\n{prefix}active_file 0\n{dirty_name} {dirty}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("used", "cache", "dirty", "asked", "given"),
+    [
+        (100, 50, 0, 200, 200),
+        (100, 50, 0, 100, 100),
+        (100, 48, 0, 90, 90),
+        (100, 48, 0, 60, 80),
+        (100, 48, 20, 60, 90),
+        (100, 8, 0, 60, 100),
+        (100, 0, 0, 60, 100),
+        (4000, 3000, 0, 60, 4000 - 256),
+    ],
+)
+def test_memory_is_lowered_by_half_of_what_can_be_dropped(
+    bench: Bench, used: int, cache: int, dirty: int, asked: int, given: int
+) -> None:
+    uses(bench, used * MIB, cache * MIB, dirty * MIB)
+    (outcome,) = bench.apply(("/batch", Knob.MEMORY_MAX, str(asked * MIB)))
+    assert (outcome.status, outcome.after) == (OutcomeStatus.APPLIED, str(given * MIB))
+    assert outcome.clamped_from == (None if given == asked else str(asked * MIB))
+    assert (SLACK_BYTES, STEP_BYTES) == (8 * MIB, 256 * MIB)
+
+
+def test_memory_high_goes_down_by_a_step_whatever_can_be_dropped(bench: Bench) -> None:
+    if bench.files.version == "v1":
+        pytest.skip("version 1 has no memory.high")
+    uses(bench, 1000 * MIB, 0)
+    found = []
+    for used in (1000, 744, 488):
+        uses(bench, used * MIB, 0)
+        (outcome,) = bench.actuator.apply([bench.tree.decision("/batch", Knob.MEMORY_HIGH, str(300 * MIB))], 1)
+        found.append(int(outcome.after or 0) // MIB)
+    assert found == [744, 488, 300]
+
+
+def test_only_who_asks_for_it_loosens_an_owner_s_quota(bench: Bench) -> None:
+    bench.apply(("/batch", Knob.QUOTA, "50000"))
+    bench.originals.restore(bench.files)
+    bench.files.write("/batch", bench.tree.id("/batch"), Knob.QUOTA, "50000")
+    decision = bench.tree.decision("/batch", Knob.QUOTA, "120000")
+    (outcome,) = bench.actuator.apply([decision])
+    assert (outcome.status, outcome.clamped_from) == (OutcomeStatus.UNCHANGED, "120000")
+    (outcome,) = bench.actuator.apply([decision], loosen={"/batch"})
+    assert (outcome.status, outcome.after) == (OutcomeStatus.APPLIED, "120000 100000")
+    bench.originals.restore(bench.files)
+    assert bench.files.read("/batch", bench.tree.id("/batch"), Knob.QUOTA) == "50000 100000"
+
+
+def test_unknown_use_lowers_nothing(bench: Bench) -> None:
+    v2 = bench.tree.hierarchy.mode == "v2"
+    bench.tree.file("/batch", "memory.current" if v2 else "memory.usage_in_bytes").write_text("lots\n")
+    (outcome,) = bench.apply(("/batch", Knob.MEMORY_MAX, str(MIB)))
+    assert (outcome.status, outcome.before) == (OutcomeStatus.REFUSED, "max")
+    assert "nobody knows how much memory it uses" in outcome.error
+    (outcome,) = bench.apply(("/batch", Knob.MEMORY_MAX, "max"))
+    assert outcome.status is OutcomeStatus.UNCHANGED
+
+
+def test_a_quota_takes_the_owner_s_burst_down_and_both_come_back(bench: Bench) -> None:
+    before = bench.tree.texts("/batch")
+    v2 = bench.tree.hierarchy.mode == "v2"
+    burst = bench.tree.file("/batch", "cpu.max.burst" if v2 else "cpu.cfs_burst_us")
+    burst.write_text("80000\n")
+    (outcome,) = bench.apply(("/batch", Knob.QUOTA, "20000"))
+    assert (outcome.status, burst.read_text()) == (OutcomeStatus.APPLIED, "20000\n")
+    assert set(bench.journalled()) == {("/batch", Knob.QUOTA), ("/batch", Knob.BURST)}
+    quota = [bench.tree.decision("/batch", Knob.QUOTA, "20000")]
+    assert bench.actuator.release(quota, ()) == (), "the burst belongs to the quota that is still decided"
+    assert {o.status for o in bench.actuator.release([], ())} == {OutcomeStatus.APPLIED}
+    assert burst.read_text() == "80000\n"
+    burst.write_text(before[burst.name])
+    assert bench.tree.texts("/batch") == before
+
+
+@pytest.mark.parametrize(
+    ("knob", "asked", "limits", "expected"),
+    [
+        (Knob.BURST, "90000", KnobLimits(quota="50000 100000"), "50000"),
+        (Knob.BURST, "90000", KnobLimits(), "90000"),
+        (Knob.MEMORY_MAX, "4096", KnobLimits(own="max", floor_bytes=8192), "8192"),
+        (Knob.MEMORY_MAX, "4096", KnobLimits(own="6000", floor_bytes=8192), "6000"),
+        (Knob.MEMORY_MAX, "max", KnobLimits(own="8192"), "8192"),
+        (Knob.MEMORY_HIGH, "16384", KnobLimits(own="8192"), "8192"),
+        (Knob.SWAP_MAX, "0", KnobLimits(own="max"), "0"),
+        (Knob.MEMORY_LOW, "0", KnobLimits(own="8192"), "8192"),
+        (Knob.MEMORY_MIN, "max", KnobLimits(own="8192"), "max"),
+        (Knob.MEMS, "1-3", KnobLimits(ceiling=(0, 1)), "1"),
+        (Knob.MEMS, "", KnobLimits(ceiling=(0, 1), empty_inherits_parent=False), "0-1"),
+        (Knob.IO_WEIGHT, "5000", KnobLimits(weights=(1, 1000)), "1000"),
+        (Knob.NET_CLASS, "7", KnobLimits(), "7"),
+    ],
+)
+def test_each_knob_has_its_bounds(knob: Knob, asked: str, limits: KnobLimits, expected: str) -> None:
+    assert clamp_value(knob, asked, limits) == expected
+
+
+def test_disks_are_never_starved_and_owners_never_overruled() -> None:
+    given = clamp_value(Knob.IO_MAX, "8:0 rbps=1 wiops=5000", KnobLimits(own="8:0 rbps=max wiops=100\n8:16 wbps=70000"))
+    assert parse_io(given) == {"8:0": {"rbps": 65_536, "wiops": 100}, "8:16": {"wbps": 70_000}}
+    assert given == format_io(parse_io(given))
+
+
+def plan(bench: Bench, knob: Knob, before: str, value: str) -> WritePlan:
+    return WritePlan(bench.tree.decision("/batch", knob, value), before, RawValue(directory_id=1, texts={}))
+
+
+def test_the_inner_limit_is_lowered_before_the_outer_and_raised_after_it(bench: Bench) -> None:
+    down = [
+        plan(bench, Knob.MEMORY_MAX, "max", "8192"),
+        plan(bench, Knob.MEMORY_HIGH, "max", "4096"),
+        plan(bench, Knob.MEMORY_LOW, "8192", "4096"),
+        plan(bench, Knob.QUOTA, "max 100000", "20000 100000"),
+        plan(bench, Knob.BURST, "50000", "10000"),
+    ]
+    order = [one.decision.knob for one in sorted(down, key=writing_order)]
+    assert order == [Knob.BURST, Knob.QUOTA, Knob.MEMORY_LOW, Knob.MEMORY_HIGH, Knob.MEMORY_MAX]
+    up = [
+        plan(bench, one.decision.knob, one.decision.value, "max" if one.before.startswith("max") else one.before)
+        for one in down
+    ]
+    order = [one.decision.knob for one in sorted(up, key=writing_order)]
+    assert order == [Knob.QUOTA, Knob.BURST, Knob.MEMORY_MAX, Knob.MEMORY_HIGH, Knob.MEMORY_LOW]
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "written"),
+    [
+        (Knob.MEMORY_RECLAIM, str(10 * MIB), {"v2": f"{10 * MIB}\n"}),
+        (Knob.MEMORY_RECLAIM, str(65 * MIB), {"v2": f"{MIB}\n"}),
+        (Knob.DROP_CACHE, str(10 * MIB), {"v2": f"{10 * MIB} swappiness=0\n", "v1": "0\n"}),
+    ],
+)
+def test_the_kernel_is_asked_in_pieces(bench: Bench, knob: Knob, value: str, written: dict[str, str]) -> None:
+    """The file keeps the last piece: of 65 MiB the first 64 come before it."""
+    uses(bench, 100 * PAGE_BYTES, 0)
+    outcome = run_one_shot(bench.tree.decision("/batch", knob, value), bench.files)
+    if bench.files.version not in written:
+        assert (outcome.status, "there is no memory.reclaim" in outcome.error) == (OutcomeStatus.REFUSED, True)
+        return
+    assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, *[str(100 * PAGE_BYTES)] * 2)
+    name = "memory.reclaim" if bench.files.version == "v2" else "memory.force_empty"
+    assert bench.tree.file("/batch", name).read_text() == written[bench.files.version]
+
+
+def test_time_that_is_over_makes_a_part_of_it(bench: Bench) -> None:
+    if bench.files.version == "v1":
+        pytest.skip("version 1 drops everything in one system call")
+    outcome = run_one_shot(bench.tree.decision("/batch", Knob.MEMORY_RECLAIM, str(200 * MIB)), bench.files, limit_s=0)
+    assert outcome.status is OutcomeStatus.APPLIED
+    assert outcome.error == f"partial: {136 * MIB} of {200 * MIB} bytes were left when the time was over"
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+def test_dry_runs_do_nothing_once_either(tmp_path: Path, mode: str) -> None:
+    bench = Bench(tmp_path, mode, ActMode.DRY_RUN)
+    drop, bad = bench.apply(("/batch", Knob.DROP_CACHE, "4096"), ("/batch", Knob.MIGRATE_PAGES, "0"))
+    assert (drop.status, bad.status) == (OutcomeStatus.DRY_RUN, OutcomeStatus.REFUSED)
+    assert bench.actuator.finished() == ()
+    assert bench.tree.file("/batch", "memory.reclaim" if mode == "v2" else "memory.force_empty").read_text() == ""
+    (root,) = bench.apply(("/", Knob.DROP_CACHE, "4096"))
+    assert root.status is OutcomeStatus.REFUSED
+    bench.close()
+
+
+def test_what_an_earlier_agent_left_is_told_of_the_cgroups_that_are_asked_about(bench: Bench) -> None:
+    bench.tree.make("/web")
+    bench.apply(("/batch", Knob.QUOTA, "10000"), ("/web", Knob.QUOTA, "400000"))
+    assert bench.actuator.previous_quota_cores({"/batch"}) == 0.1
+    assert bench.actuator.previous_quota_cores({"/elsewhere"}) is None

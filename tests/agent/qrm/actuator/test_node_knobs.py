@@ -1,0 +1,317 @@
+"""Disks and caches in the agent's rounds: set, set again, put back, and what cannot be said by a source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.config.qrm import KnobsConfig
+from agent.qrm.actuator import disk_settings
+from agent.qrm.actuator.disk_settings import DiskSettings
+from agent.qrm.actuator.node_knobs import (
+    DISKS,
+    OOM,
+    RECHECK_PERIOD_NS,
+    RESCTRL,
+    NodeKnobs,
+    NodeKnobWriters,
+    open_node_knobs,
+)
+from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
+from agent.qrm.actuator.resctrl_groups import ResctrlWriter
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import OutcomeStatus
+from api.knobs import Knob
+from api.measurements import Disk
+from api.qos import Enhancements, QoSLevel
+from api.snapshot import NodeSample, Snapshot
+from tests.agent.advisor.builders import pod, snapshot
+
+INTEL = "    L3:0=7ff\n    MB:0=100\n"
+SDA, QOS = "block/sda/queue/wbt_lat_usec", "fs/cgroup/io.cost.qos"
+LATER = RECHECK_PERIOD_NS
+
+
+class Groups(ResctrlWriter):
+    """As the kernel does it: a group has its files when it is made, and takes them along when it is removed."""
+
+    def remove(self, directory: Path) -> None:
+        for file in directory.iterdir():
+            file.unlink()
+        super().remove(directory)
+
+
+class Node:
+    """A temporary sysfs with one SSD, and a cgroup tree of version 2 in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.sys, self.state = root / "sys", root / "state"
+        self.state.mkdir()
+        self.write(SDA, "75000\n")
+        self.write(QOS, "8:0 enable=0 ctrl=auto\n")
+        self.snapshot = seen({"sda": disk("8:0", "SSD")})
+
+    def write(self, path: str, text: str) -> None:
+        (self.sys / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.sys / path).write_text(text)
+
+    def read(self, path: str) -> str:
+        return (self.sys / path).read_text().strip()
+
+    def knobs(self, config: Mapping[str, Any], *, dry: bool = False) -> NodeKnobs:
+        settings = msgspec.convert(config, KnobsConfig)
+        files = DiskSettings(self.sys, self.state, "boot")
+        hierarchy = Hierarchy(v1={}, v2=self.sys / "fs/cgroup")
+        scores = OomScores(ProcessTable(self.sys.parent / "proc", self.sys / "fs/cgroup"), self.state, "boot")
+        return NodeKnobs(settings, hierarchy, NodeKnobWriters(files, Groups(self.sys / "fs/resctrl"), scores), dry=dry)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
+    return Disk(
+        number=number, kind=kind, wbt_lat_us=wbt_us,
+        reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0,
+    )  # fmt: skip
+
+
+def seen(disks: Mapping[str, Disk]) -> Snapshot:
+    pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
+    return msgspec.structs.replace(snapshot(0, pods), node=NodeSample(disks=disks))
+
+
+WANTED = {"io": {"wbtUs": {"SSD": 2000}, "costQos": {"sda": "enable=1 rpct=95.00"}}}
+
+
+def test_disks_are_set_kept_and_put_back(node: Node) -> None:
+    knobs = node.knobs(WANTED)
+    outcomes, sources = knobs.run_cycle(node.snapshot, 0)
+    assert [(o.decision.cgroup, o.decision.knob.value, o.status, o.before, o.after) for o in outcomes] == [
+        ("/sys/block/sda", "wbt_lat_usec", OutcomeStatus.APPLIED, "75000", "2000"),
+        (
+            "/sys/dev/block/8:0",
+            "io.cost.qos",
+            OutcomeStatus.APPLIED,
+            "8:0 enable=0 ctrl=auto",
+            "8:0 enable=1 rpct=95.00",
+        ),
+    ]
+    assert sources == ()
+    assert outcomes[0].decision.reason.text == "Write-back of sda is throttled beyond 2000 us, as configured for SSD."
+    assert knobs.run_cycle(node.snapshot, LATER - 1) == ((), ()), "not looked at in every round"
+    node.write(SDA, "1\n")
+    assert [o.status for o in knobs.run_cycle(node.snapshot, LATER)[0]] == [
+        OutcomeStatus.APPLIED,
+        OutcomeStatus.UNCHANGED,
+    ]
+    node.write(SDA, "2000\n")
+    assert {(o.decision.knob.value, o.status) for o in knobs.restore()} == {
+        ("wbt_lat_usec", OutcomeStatus.APPLIED),
+        ("io.cost.qos", OutcomeStatus.APPLIED),
+    }
+    assert (node.read(SDA), node.read(QOS)) == ("1", "8:0 enable=0 ctrl=auto"), "1 was somebody else's"
+
+
+def test_many_disks_wait_for_the_journal_twice_in_all(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time the journal is written the round waits for the disk: milliseconds."""
+    for number in range(24):
+        node.write(f"block/sd{number}/queue/wbt_lat_usec", "75000\n")
+    knobs = node.knobs({"io": {"wbtUs": {"SSD": 2000}}})
+    written = []
+    monkeypatch.setattr(disk_settings, "replace_file", lambda path, data: written.append(data))
+    outcomes, _ = knobs.run_cycle(seen({f"sd{number}": disk(f"8:{number}", "SSD") for number in range(24)}), 0)
+    assert [o.status for o in outcomes] == [OutcomeStatus.APPLIED] * 24
+    assert [data.count(b'"left":"2000"') for data in written] == [0, 24]
+
+
+def test_a_dry_run_writes_nothing(node: Node) -> None:
+    node.write("fs/resctrl/schemata", INTEL)
+    knobs = node.knobs({**WANTED, "resctrl": {"enabled": True}}, dry=True)
+    outcomes, _ = knobs.run_cycle(node.snapshot, 0)
+    assert [o.status for o in outcomes] == [OutcomeStatus.DRY_RUN] * 5
+    assert {o.decision.knob for o in outcomes} <= {Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA}
+    assert (node.read(SDA), list(node.state.iterdir())) == ("75000", [])
+    assert [path.name for path in (node.sys / "fs/resctrl").iterdir()] == ["schemata"]
+
+
+def test_what_an_earlier_agent_left_and_nobody_wants_is_put_back(node: Node) -> None:
+    node.knobs(WANTED).run_cycle(node.snapshot, 0)
+    # Killed; the next one has other settings.
+    knobs = node.knobs({"io": {"costQos": WANTED["io"]["costQos"]}})
+    outcomes, _ = knobs.run_cycle(node.snapshot, LATER)
+    assert [(o.decision.knob.value, o.status, o.decision.reason.rule) for o in outcomes] == [
+        ("io.cost.qos", OutcomeStatus.UNCHANGED, "iocost"),
+        ("wbt_lat_usec", OutcomeStatus.APPLIED, "restore"),
+    ]
+    assert node.read(SDA) == "75000"
+
+
+def test_disks_that_are_not_seen_keep_what_they_have(node: Node) -> None:
+    knobs = node.knobs(WANTED)
+    knobs.run_cycle(node.snapshot, 0)
+    outcomes, (source,) = knobs.run_cycle(seen({}), LATER)
+    assert (outcomes, source.name, source.ok) == ((), DISKS, False)
+    assert source.error == "the node's disks are not known"
+    assert node.read(SDA) == "2000"
+    _, sources = knobs.run_cycle(node.snapshot, 2 * LATER)
+    assert sources == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"io": {"costQos": {"sdz": "enable=1"}}}, "io.cost is configured for sdz, which is no disk of this node"),
+        (
+            {"io": {"wbtUs": {"HDD": 2000}}},
+            "wbtUs is configured for HDD, and no such disk here throttles its write-back",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_goes_on_being_said(node: Node, config: dict[str, Any], error: str) -> None:
+    knobs = node.knobs(config)
+    for now_ns in (0, 1):
+        outcomes, (source,) = knobs.run_cycle(node.snapshot, now_ns)
+        assert (outcomes, source.name, source.ok, source.error) == ((), DISKS, False, error)
+    assert source.remedy
+
+
+def test_without_a_root_of_version_2_there_is_no_io_cost(node: Node) -> None:
+    (node.sys / QOS).unlink()
+    outcomes, (source,) = node.knobs(WANTED).run_cycle(node.snapshot, 0)
+    assert [o.decision.knob.value for o in outcomes] == ["wbt_lat_usec"]
+    assert source.error == "io.cost is configured, and the root of version 2 has no io.cost.qos"
+
+
+def test_a_journal_that_cannot_be_written_changes_nothing(node: Node) -> None:
+    knobs = node.knobs(WANTED)
+    node.state.rmdir()
+    outcomes, _ = knobs.run_cycle(node.snapshot, 0)
+    assert [(o.status, "cannot be journalled" in o.error) for o in outcomes] == [(OutcomeStatus.REFUSED, True)] * 2
+    assert node.read(SDA) == "75000"
+
+
+def test_levels_have_groups_with_the_threads_of_their_containers(node: Node) -> None:
+    for name in ("", "/dioptase-reclaimed_cores"):
+        node.write(f"fs/resctrl{name}/schemata", INTEL)
+    node.write("fs/resctrl/dioptase-reclaimed_cores/tasks", "")
+    node.write("fs/cgroup/batch/cgroup.threads", "70\n0\n")
+    knobs = node.knobs({"resctrl": {"enabled": True, "levels": {"reclaimed_cores": {"catEndPercent": 20}}}})
+    (outcome,), sources = knobs.run_cycle(node.snapshot, 0)
+    assert (outcome.status, outcome.after, sources) == (OutcomeStatus.APPLIED, "L3:0=7 MB:0=100", ())
+    assert node.read("fs/resctrl/dioptase-reclaimed_cores/tasks") == "70", (
+        "a thread of another PID namespace has no number"
+    )
+    assert [o.status for o in knobs.restore()] == [OutcomeStatus.APPLIED]
+    assert not (node.sys / "fs/resctrl/dioptase-reclaimed_cores").exists()
+
+
+@pytest.mark.parametrize(
+    ("schemata", "levels", "error"),
+    [
+        (None, {}, "/fs/resctrl cannot be read: "),
+        ("L3:0=f\n", {"shared_cores": {"catStartPercent": 80}}, "no way"),
+    ],
+)
+def test_without_resctrl_that_is_said_where_it_is_configured(
+    node: Node, schemata: str | None, levels: dict[str, Any], error: str
+) -> None:
+    if schemata is not None:
+        node.write("fs/resctrl/schemata", schemata)
+    outcomes, (source,) = node.knobs({"resctrl": {"enabled": True, "levels": levels}}).run_cycle(node.snapshot, 0)
+    assert (outcomes, source.name, source.ok, error in source.error) == ((), RESCTRL, False, True)
+    assert node.knobs({}).run_cycle(node.snapshot, 0) == ((), ())
+
+
+def test_it_is_opened_on_this_machine_as_it_is(tmp_path: Path) -> None:
+    config = msgspec.convert({"resctrl": {"enabled": True}}, KnobsConfig)
+    knobs = open_node_knobs(config, Hierarchy(v1={}, v2=tmp_path), (tmp_path, "boot"), Path("/sys"), dry=True)
+    _, sources = knobs.run_cycle(seen({}), 0)
+    assert len(sources) == (0 if Path("/sys/fs/resctrl/schemata").exists() else 1)
+
+
+def test_only_what_is_configured_is_of_the_node() -> None:
+    for config, of_the_node in (({}, False), ({"resctrl": {"enabled": True}}, True), ({"io": {"wbtUs": {"SSD": 1}}}, True),
+                                ({"io": {"weights": {"shared_cores": 5}}}, False), (WANTED, True),
+                                ({"oomPriority": True}, True)):  # fmt: skip
+        assert msgspec.convert(config, KnobsConfig).of_the_node is of_the_node
+
+
+def test_nothing_of_it_is_loaded_where_nothing_is_configured() -> None:
+    ask = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stdout
+    assert "'agent.qrm.actuator.originals'" in loaded
+    for name in ("node_knobs", "node_files", "resctrl_groups", "oom", "oom_scores", "processes"):
+        assert f"'agent.qrm.{name}'" not in loaded
+
+
+def process(node: Node, cgroup: str, pid: int, score: int) -> Path:
+    """A process of that cgroup in the temporary /proc; its oom_score_adj."""
+    directory, group = node.sys.parent / f"proc/{pid}", node.sys / f"fs/cgroup{cgroup}"
+    directory.mkdir(parents=True)
+    group.mkdir(parents=True, exist_ok=True)
+    with (group / "cgroup.procs").open("a") as file:
+        file.write(f"{pid}\n")
+    (directory / "stat").write_text(f"{pid} (a) b) S 1 {' '.join('0' * 17)} {pid * 10} 0\n")
+    (directory / "oom_score_adj").write_text(f"{score}\n")
+    node.snapshot = peopled(node, node.snapshot)
+    return directory / "oom_score_adj"
+
+
+def peopled(node: Node, seen: Snapshot) -> Snapshot:
+    """With the identity that those cgroups have in the temporary tree."""
+    cgroups = {
+        path: msgspec.structs.replace(sample, id=(node.sys / f"fs/cgroup{path}").stat().st_ino, threads=1)
+        for path, sample in seen.cgroups.items()
+        if (node.sys / f"fs/cgroup{path}").exists()
+    }
+    return msgspec.structs.replace(seen, cgroups={**seen.cgroups, **cgroups})
+
+
+def test_oom_scores_are_given_in_the_rounds_and_put_back_when_a_pod_or_the_setting_goes(node: Node) -> None:
+    web, batch = process(node, "/web", 100, 0), process(node, "/batch", 200, 0)
+    priorities = {"web": 50, "batch": -40}
+    pods = tuple(
+        msgspec.structs.replace(one, enhancements=Enhancements(oom_priority=priorities[one.name]))
+        for one in node.snapshot.pods
+    )
+    snapshot = msgspec.structs.replace(node.snapshot, pods=pods)
+    knobs = node.knobs({"oomPriority": True})
+    outcomes, sources = knobs.run_cycle(snapshot, 0)
+    assert [(o.decision.cgroup, o.decision.pod, o.status, o.before, o.after) for o in outcomes] == [
+        ("/web", "default/web", OutcomeStatus.APPLIED, "0", "-150"),
+        ("/batch", "default/batch", OutcomeStatus.APPLIED, "0", "940"),
+    ]
+    assert (web.read_text(), batch.read_text(), sources) == ("-150", "940", ())
+    blind = msgspec.structs.replace(snapshot, cgroups={})
+    assert knobs.run_cycle(blind, LATER) == ((), ()), "an unreadable tree is no reason to put anything back"
+    assert batch.read_text() == "940"
+    (kept, back), _ = knobs.run_cycle(msgspec.structs.replace(snapshot, pods=pods[:1]), 2 * LATER)
+    assert (kept.status, back.decision.cgroup, back.after, batch.read_text()) == (
+        OutcomeStatus.UNCHANGED,
+        "/batch",
+        "0",
+        "0",
+    )
+    # The next agent is not asked for it any more.
+    assert [(o.decision.cgroup, o.status) for o in node.knobs({}).run_cycle(snapshot, 0)[0]] == [
+        ("/web", OutcomeStatus.APPLIED)
+    ]
+    assert (web.read_text(), list(node.state.iterdir())) == ("0", [])
+
+
+def test_processes_out_of_sight_are_said(node: Node) -> None:
+    process(node, "/web", 100, 0)
+    (node.sys / "fs/cgroup/web/cgroup.procs").write_text("0\n")
+    outcomes, (source,) = node.knobs({"oomPriority": True}).run_cycle(node.snapshot, 0)
+    assert {o.status for o in outcomes} == {OutcomeStatus.UNCHANGED}
+    assert (source.name, "host's PID namespace" in source.remedy) == (OOM, True)

@@ -1,0 +1,403 @@
+"""Disks, cards and caches: wishes by level, what is set for a whole disk and put back, and the texts of resctrl."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config.qrm import DiskIoConfig, KnobsConfig, NetworkQosConfig, ResctrlConfig, ResctrlLevel
+from agent.qrm.actuator.disk_settings import FILE_NAME, DiskSettings
+from agent.qrm.actuator.resctrl_groups import ResctrlWriter
+from agent.qrm.decisions.network import (
+    NetworkAllocation,
+    allocate_bandwidth,
+    net_class_requests,
+    select_card,
+    usable_cards,
+)
+from agent.qrm.knobs.io import SysfsSetting, disk_settings, io_config_errors, io_requests
+from agent.qrm.knobs.resctrl import (
+    CacheCapacity,
+    build_resctrl_groups,
+    format_schemata,
+    l3_mask,
+    mba_value,
+    parse_schemata,
+)
+from api.decision import OutcomeStatus
+from api.interfaces import Unavailable
+from api.knobs import Reason
+from api.measurements import Disk, Interface
+from api.pod import Pod
+from api.qos import NIC_SELECTION_KEY, QoSLevel
+from api.snapshot import NodeSample
+from tests.agent.advisor.builders import pod, snapshot
+
+VERDICT = Reason(rule="r", text="t")
+WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+
+
+def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
+    return Disk(
+        number=number, kind=kind, wbt_lat_us=wbt_us,
+        reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0,
+    )  # fmt: skip
+
+
+# --- disks and cards
+
+
+def test_levels_have_weights_limits_and_classes() -> None:
+    seen = snapshot(0, [WEB, BATCH])
+    config = DiskIoConfig(
+        weights={QoSLevel.SHARED: 500, QoSLevel.RECLAIMED: 10}, max={QoSLevel.RECLAIMED: "8:0 wbps=9"}
+    )
+    assert [(wish.cgroup, wish.knob.value, wish.value) for wish in io_requests(seen, config)] == [
+        ("/web", "io.weight", "500"),
+        ("/batch", "io.weight", "10"),
+        ("/batch", "io.max", "8:0 wbps=9"),
+    ]
+    classes = net_class_requests(seen, NetworkQosConfig(class_ids={QoSLevel.RECLAIMED: 65_537}))
+    assert [(wish.cgroup, wish.value) for wish in classes] == [("/batch", "65537")]
+    assert io_config_errors(config) == ()
+    assert io_config_errors(DiskIoConfig(max={QoSLevel.SHARED: "sda wbps=1"})) == (
+        "max.shared_cores: 'sda' is not the number of a device such as 8:16",
+    )
+
+
+def test_disks_are_set_by_their_kind() -> None:
+    config = DiskIoConfig(
+        wbt_us={"HDD": 75_000, "SSD": 2000, "NVME": -1},
+        cost_qos={"sdb": "enable=1 rpct=95.00"},
+        cost_model={"sdz": "ctrl=auto"},
+    )
+    disks = {
+        "sda": disk("8:0", "HDD"), "sdb": disk("8:16", "SSD"), "nvme0n1": disk("259:0", "NVME"),
+        "sdc": disk("8:32", "SSD", None), "sda1": disk("8:1", ""), "vda": disk("254:0", "VIRTIO"),
+    }  # fmt: skip
+    found = [(one.path, one.line, one.device) for one in disk_settings(disks, config, "fs/cgroup")]
+    assert found == [
+        ("block/sda/queue/wbt_lat_usec", "75000", ""),
+        ("block/sdb/queue/wbt_lat_usec", "2000", ""),
+        ("fs/cgroup/io.cost.qos", "8:16 enable=1 rpct=95.00", "8:16"),
+    ]
+    assert len(disk_settings(disks, config, None)) == 2
+
+
+def interface(speed: int | None) -> Interface:
+    return Interface(received={}, sent={}, speed_mbit=speed)
+
+
+def asks(name: str, mbit: int | None, card: str = "") -> Pod:
+    """A pod of two containers, of which the second asks for that much; `card` is what nic_selection_result names."""
+    one = pod(name, QoSLevel.SHARED)
+    other = msgspec.structs.replace(one.containers[0], name="other", cgroup=f"/{name}2", net_bandwidth_mbit=mbit)
+    annotations = {NIC_SELECTION_KEY: card} if card else {}
+    return msgspec.structs.replace(one, containers=(*one.containers, other), annotations=annotations)
+
+
+CARDS = {"eth0": interface(1000), "eth1": interface(25_000), "lo": interface(1000), "tun0": interface(None)}
+
+
+def promised(
+    pods: Sequence[Pod], known: Mapping[str, str] | None = None, cards: Mapping[str, Interface] | None = None
+) -> NetworkAllocation:
+    found = msgspec.structs.replace(snapshot(0, pods), node=NodeSample(interfaces=CARDS if cards is None else cards))
+    return allocate_bandwidth(found, NetworkQosConfig(reserved_mbit=50), known or {})
+
+
+def test_a_card_promises_less_than_its_speed() -> None:
+    found = {**CARDS, "eth2": msgspec.structs.replace(interface(1000), bonded=True)}
+    eth0, eth1 = usable_cards(found, NetworkQosConfig(reserved_mbit=50))
+    assert (eth0.egress_capacity, eth0.ingress_capacity) == (890, 850)
+    eth1 = msgspec.structs.replace(eth1, promised=22_400)
+    assert (eth1.egress_capacity, eth1.capacity, eth1.free) == (23_450, 22_450, 50)
+    assert select_card((eth0, eth1), 850)[0] == eth0
+    none, verdict = select_card((eth0, eth1), 851)
+    assert none is None
+    assert verdict.text == "No card has 851 Mbit/s left both ways: eth0 850 of 850, eth1 50 of 22450."
+
+
+def test_pods_are_promised_cards_until_none_can_hold_one() -> None:
+    pods = [asks("a", 22_000), asks("b", 800), asks("c", 451), asks("d", 450), asks("idle", None)]
+    found = promised(pods)
+    assert [(card.name, card.promised, dict(card.pods)) for card in found.cards] == [
+        ("eth0", 800, {"default/b": 800}),
+        ("eth1", 22_450, {"default/a": 22_000, "default/d": 450}),
+    ]
+    assert {key: (one.rule, one.threshold, one.text) for key, one in found.rejected.items()} == {
+        "default/c": ("no_bandwidth", 451, "No card has 451 Mbit/s left both ways: eth0 50 of 850, eth1 450 of 22450.")
+    }
+    assert found.chosen == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
+
+
+def test_a_newcomer_takes_nothing_from_who_has_a_card_and_a_named_card_is_the_only_one() -> None:
+    before = promised([asks("a", 800), asks("b", 22_000)])
+    assert (before.chosen, list(before.rejected)) == ({"default/a": "eth1"}, ["default/b"])
+    known = {"default/a": "eth0", "default/b": "eth1"}
+    after = promised([asks("new", 800), asks("a", 800), asks("b", 22_000)], known)
+    assert (after.chosen, list(after.rejected)) == (known, ["default/new"])
+    named = promised([asks("a", 900, "eth0"), asks("b", 100, "eth7"), asks("c", 850, "eth0")], {"default/a": "eth1"})
+    assert named.chosen == {"default/c": "eth0"}
+    assert {key: one.text for key, one in named.rejected.items()} == {
+        "default/a": "No card has 900 Mbit/s left both ways: eth0 850 of 850.",
+        "default/b": "nic_selection_result names eth7, which is no card of known speed here; there is eth0, eth1.",
+    }
+
+
+def test_cards_that_cannot_be_seen_take_no_promise_away_and_make_none() -> None:
+    unseen = promised([asks("a", 800), asks("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
+    assert (unseen.cards, unseen.chosen) == ((), {"default/a": "eth0"})
+    assert {key: one.rule for key, one in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
+    slow = promised([asks("a", 800)], {"default/a": "eth0"}, {"eth0": interface(None)})
+    assert (
+        slow.rejected["default/a"].text == "800 Mbit/s are asked for, and the speed of no network card is known here."
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "eth0", "eth1", "eth7"])), max_size=12))
+def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(
+    knob_requests: list[tuple[int, str]],
+) -> None:
+    pods = [asks(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(knob_requests)]
+    found = promised(pods)
+    for card in found.cards:
+        assert card.promised == sum(card.pods.values()) <= card.capacity
+    wanted = {one.key for one, (mbit, _) in zip(pods, knob_requests, strict=True) if mbit}
+    assert (found.chosen.keys() | found.rejected.keys(), found.chosen.keys() & found.rejected.keys()) == (wanted, set())
+    assert promised(pods, found.chosen).chosen.items() >= found.chosen.items()
+
+
+# --- caches
+
+
+@pytest.mark.parametrize(
+    ("whole", "start", "end", "expected"),
+    [
+        (0x7FF, 0, 30, 0xF),
+        (0xFFFFF, 0, 30, 0x3F),
+        (0x3FF, 0, 30, 0x7),
+        (0x7FF, 0, 100, 0x7FF),
+        (0xFFF, 25, 75, 0x1F8),
+        (0xF, 0, 1, 0x1),
+    ],
+)
+def test_masks_are_koordinator_s(whole: int, start: float, end: float, expected: int) -> None:
+    assert l3_mask(whole, ResctrlLevel(cat_start_percent=start, cat_end_percent=end)) == expected
+
+
+@pytest.mark.parametrize(("whole", "start", "end"), [(0xF0, 0, 100), (0, 0, 100), (0xF, 50, 50), (0xF, 80, 100)])
+def test_a_mask_of_nothing_is_refused(whole: int, start: float, end: float) -> None:
+    with pytest.raises(ValueError, match=r"mask|no way"):
+        l3_mask(whole, ResctrlLevel(cat_start_percent=start, cat_end_percent=end))
+
+
+def test_bandwidth_is_in_the_unit_of_the_machine() -> None:
+    assert [mba_value(percent, absolute=False) for percent in (100, 91, 90, 12.5, 1)] == [100, 100, 90, 20, 10]
+    assert [mba_value(percent, absolute=True) for percent in (100, 50, 12.5, 0.1)] == [2048, 80, 20, 1]
+
+
+INTEL = "    L3:0=7ff;1=7ff\n    MB:0=100;1=100\n"
+
+
+def test_every_level_has_a_line_for_each_resource() -> None:
+    caches = parse_schemata(INTEL)
+    assert caches == CacheCapacity(l3={0: 0x7FF, 1: 0x7FF}, mb={0: 100, 1: 100})
+    made = {group.name: group.schemata for group in build_resctrl_groups(caches, ResctrlConfig().levels)}
+    assert made == {
+        "dioptase-dedicated_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
+        "dioptase-shared_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
+        "dioptase-reclaimed_cores": "L3:0=f;1=f\nMB:0=100;1=100\n",
+    }
+    amd = parse_schemata("L3:0=ffff\nMB:0=2048\nSMBA:0=2048\n")
+    assert format_schemata(amd, ResctrlLevel(cat_end_percent=50, mba_percent=25)) == "L3:0=ff\nMB:0=40\n"
+    assert format_schemata(CacheCapacity(mb={0: 100}), ResctrlLevel(mba_percent=35)) == "MB:0=40\n"
+
+
+class Groups(ResctrlWriter):
+    """As the kernel does it: a group has its files when it is made, and takes them along when it is removed."""
+
+    def remove(self, directory: Path) -> None:
+        for file in directory.iterdir():
+            file.unlink()
+        super().remove(directory)
+
+
+def made(root: Path, *names: str) -> Groups:
+    for name in names:
+        (root / name).mkdir()
+        (root / name / "schemata").write_text(INTEL)
+        (root / name / "tasks").write_text("")
+    (root / "schemata").write_text(INTEL)
+    return Groups(root)
+
+
+def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path) -> None:
+    ours = made(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "theirs")
+    wanted = build_resctrl_groups(ours.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
+    (dry,) = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}, dry=True)
+    group = tmp_path / "dioptase-reclaimed_cores"
+    assert (dry.status, (group / "tasks").read_text(), (tmp_path / "dioptase-old").exists()) == (
+        OutcomeStatus.DRY_RUN,
+        "",
+        True,
+    )
+    made_now, removed = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})
+    assert (made_now.status, made_now.before, made_now.after) == (
+        OutcomeStatus.APPLIED, "L3:0=7ff;1=7ff MB:0=100;1=100", "L3:0=f;1=f MB:0=100;1=100",
+    )  # fmt: skip
+    assert made_now.decision.cgroup == str(group)
+    assert made_now.decision.reason.text.startswith("reclaimed_cores has the L3 caches from 0 to 30 %")
+    assert (removed.status, removed.decision.cgroup) == (OutcomeStatus.APPLIED, str(tmp_path / "dioptase-old"))
+    assert (group / "schemata").read_text().startswith("L3:0=f;1=f\n")
+    assert (group / "tasks").read_text() == "77\n"
+    inode = (group / "schemata").stat().st_mtime_ns
+    assert [one.status for one in ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})] == [OutcomeStatus.UNCHANGED]
+    assert (group / "schemata").stat().st_mtime_ns == inode, "what is right is not written again"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dioptase-reclaimed_cores", "schemata", "theirs"]
+    assert [one.decision.cgroup for one in ours.restore()] == [str(group)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["schemata", "theirs"]
+
+
+def test_without_resctrl_there_is_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable) as caught:
+        ResctrlWriter(tmp_path / "none").caches()
+    assert "mount -t resctrl" in caught.value.remedy
+    assert ResctrlWriter(tmp_path / "none").restore() == ()
+    (refused,) = ResctrlWriter(tmp_path).apply(
+        build_resctrl_groups(parse_schemata(INTEL), {QoSLevel.SHARED: ResctrlLevel()}), {}
+    )
+    assert (refused.status, "info/last_cmd_status" in refused.error) == (OutcomeStatus.REFUSED, True)
+
+
+# --- whole disks
+
+WBT = "block/sda/queue/wbt_lat_usec"
+QOS = "fs/cgroup/io.cost.qos"
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    root = tmp_path / "sys"
+    for path, text in ((WBT, "75000\n"), (QOS, "8:0 enable=0 ctrl=auto\n8:16 enable=1 ctrl=user rpct=50.00\n")):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    (tmp_path / "state").mkdir()
+    return root
+
+
+def setting(path: str, line: str, device: str = "") -> SysfsSetting:
+    return SysfsSetting(path=path, line=line, device=device, reason=VERDICT)
+
+
+def node_files(sysfs: Path, boot: str = "boot") -> DiskSettings:
+    return DiskSettings(sysfs, sysfs.parent / "state", boot)
+
+
+def test_a_disk_s_setting_is_journalled_written_and_put_back(sysfs: Path) -> None:
+    journal = sysfs.parent / "state" / FILE_NAME
+    files = node_files(sysfs)
+    (outcome,) = files.apply([setting(WBT, "2000")], dry=True)
+    assert (outcome.status, outcome.before, journal.exists()) == (OutcomeStatus.DRY_RUN, "75000", False)
+    (outcome,) = files.apply([setting(WBT, "2000")])
+    assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, "75000", "2000")
+    assert files.apply([setting(WBT, "2000")])[0].status is OutcomeStatus.UNCHANGED
+    # Another process, after the first was killed.
+    again = node_files(sysfs)
+    assert again.restore(keep=[setting(WBT, "1")]) == ()
+    assert [(o.status, o.after) for o in again.restore()] == [(OutcomeStatus.APPLIED, "75000")]
+    assert (sysfs / WBT).read_text() == "75000\n"
+    assert not journal.exists()
+
+
+def test_one_device_s_line_of_many(sysfs: Path) -> None:
+    files = node_files(sysfs)
+    (outcome,) = files.apply([setting(QOS, "8:16 enable=1 rpct=95.00", "8:16")])
+    assert outcome.before == "8:16 enable=1 ctrl=user rpct=50.00"
+    assert files.entries()[0].text == outcome.before
+    files.restore()
+    assert (sysfs / QOS).read_text() == "8:16 enable=1 ctrl=user rpct=50.00\n", (
+        "a file of ours keeps the last line alone"
+    )
+
+
+def test_what_somebody_else_has_set_meanwhile_is_theirs(sysfs: Path) -> None:
+    files = node_files(sysfs)
+    files.apply([setting(WBT, "2000")])
+    (sysfs / WBT).write_text("5000\n")
+    assert [(o.status, o.after) for o in files.restore()] == [(OutcomeStatus.UNCHANGED, "5000")]
+    files.apply([setting(WBT, "2000")])
+    (sysfs / WBT).write_text("6000\n")
+    files.apply([setting(WBT, "2000")])
+    assert [(o.status, o.after) for o in files.restore()] == [(OutcomeStatus.APPLIED, "6000")]
+
+
+def test_another_boot_a_lost_disk_and_a_damaged_journal(sysfs: Path) -> None:
+    node_files(sysfs).apply([setting(WBT, "2000")])
+    assert node_files(sysfs, "another").entries() == ()
+    files = node_files(sysfs)
+    (sysfs / WBT).unlink()
+    assert [o.status for o in files.restore()] == [OutcomeStatus.VANISHED]
+    (refused,) = files.apply([setting(WBT, "2000")])
+    assert (refused.status, "No such file" in refused.error) == (OutcomeStatus.REFUSED, True)
+    (sysfs.parent / "state" / FILE_NAME).write_text("{")
+    with pytest.raises(Unavailable, match="cannot be read"):
+        node_files(sysfs)
+
+
+def test_killed_at_any_step_the_original_comes_back(sysfs: Path) -> None:
+    """SIGKILL before each system call that leaves something behind, on both of two changes."""
+    codes = []
+    for last in range(1, 40):
+        (sysfs / WBT).write_text("75000\n")
+        pid = os.fork()
+        if pid == 0:
+            _die_before(last)
+            files = node_files(sysfs)
+            files.apply([setting(WBT, "2000")])
+            files.apply([setting(WBT, "3000")])
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        node_files(sysfs).restore()
+        assert (sysfs / WBT).read_text() == "75000\n", f"step {last}"
+        if codes[-1] == 0:
+            break
+    assert codes[-1] == 0
+    assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
+    assert len(codes) > 10
+
+
+def _die_before(last: int) -> None:
+    count = 0
+    for name in ("write", "fsync"):
+        call = getattr(os, name)
+
+        def counted(*args, call=call):  # type: ignore[no-untyped-def]
+            nonlocal count
+            count += 1
+            if count == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args)
+
+        setattr(os, name, counted)
+
+
+def test_settings_are_read_with_their_bounds() -> None:
+    config = msgspec.convert(
+        {
+            "io": {"weights": {"shared_cores": 500}, "wbtUs": {"SSD": 2000}},
+            "memoryQos": {"shared_cores": {"minPercent": 10}},
+        },
+        KnobsConfig,
+    )
+    assert config.io.weights[QoSLevel.SHARED] == 500
+    for bad in ({"io": {"weights": {"shared_cores": 0}}}, {"io": {"wbtUs": {"TAPE": 1}}}, {"burst": {"policy": "on"}}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(bad, KnobsConfig)

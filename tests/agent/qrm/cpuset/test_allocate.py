@@ -1,0 +1,461 @@
+"""Whole placements, a story or a table each: sizes to pools, pods to CPUs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.config.qrm import CpuPlacementConfig
+from agent.qrm.cpuset.allocate import allocate_cpusets
+from agent.qrm.cpuset.state import CpusetState, with_numa_bindings
+from api.cpu import Topology
+from api.pod import Container, Pod
+from api.qos import Enhancements, QoSLevel
+from tests.agent.qrm.cpuset.builders import S, bound, counts, cpus, dedicated, machine, pod, pools, reclaimed, run, size
+
+BIG = machine(2, 1, 1, 12, 2)
+"""48 CPUs on two NUMA nodes: 0-11,24-35 and 12-23,36-47."""
+EIGHT = machine(1, 1, 1, 8, 1)
+TWO = machine(2, 1, 1, 4, 1)
+"""0-3 and 4-7."""
+
+
+def named(name: str, cores: float) -> Pod:
+    """A shared pod of pool `batch`."""
+    return pod(name, cores=cores, wants=Enhancements(cpuset_pool="batch"))
+
+
+def offline(topology: Topology, *gone: int) -> Topology:
+    return Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in gone))
+
+
+@pytest.mark.parametrize(
+    ("share", "near", "reclaims"),
+    [(6, 8, (18, 16)), (20, 20, (4, 4))],
+    ids=["reclaim on", "reclaim off"],
+)
+def test_sizes_of_katalysts_assembler(share: int, near: int, reclaims: tuple[int, int]) -> None:
+    sizes = (
+        size("share", share), size("share-NUMA1", near, 1), size("reclaim", reclaims[0], 0), size("reclaim", reclaims[1], 1)
+    )  # fmt: skip
+    bound_near = msgspec.structs.replace(bound("near", 4.0), bound_numa=(1,))
+    placement, _ = run(sizes, (pod("web", cores=2.0), bound_near), BIG)
+    assert counts(placement) == {
+        "share": share,
+        "share-NUMA1": near,
+        "reclaim": sum(reclaims),
+        "fallback": share + near,
+    }
+    on_second = {cpu.id for cpu in BIG.cpus if cpu.numa == 1}
+    by_name = {pool.name: set(pool.cpus) for pool in placement.pools}
+    assert not by_name["share"] & on_second
+    assert by_name["share-NUMA1"] <= on_second
+    assert len(by_name["reclaim"] & on_second) == reclaims[1]
+
+
+def test_overlap_and_isolation_of_katalysts_assembler() -> None:
+    sizes = (
+        size("share", 24), size("share-NUMA1", 8, 1), size("isolation-NUMA1-default/a", 8, 1),
+        size("isolation-default/b-NUMA1", 8, 1), size("reclaim", 0, share=18, share_NUMA1=4),
+    )  # fmt: skip
+    pods = (pod("web"), *(bound(name, 4.0) for name in ("near", "a", "b")))
+    state = run(sizes, tuple(msgspec.structs.replace(each, bound_numa=(1,)) for each in pods[1:]), BIG)[1]
+    placement, after = run(sizes, pods, BIG, state)
+    by_name = {pool.name: set(pool.cpus) for pool in placement.pools}
+    assert {name: len(held) for name, held in by_name.items() if name != "fallback"} == {
+        "share": 24, "share-NUMA1": 8, "isolation-NUMA1-default/a": 8, "isolation-default/b-NUMA1": 8, "reclaim": 22
+    }  # fmt: skip
+    assert len(by_name["reclaim"] & by_name["share"]) == 18
+    assert len(by_name["reclaim"] & by_name["share-NUMA1"]) == 4
+    assert set(placement.cpus["/a"]) == by_name["isolation-NUMA1-default/a"]
+    assert set(placement.cpus["/b"]) == by_name["isolation-default/b-NUMA1"]
+    assert set(placement.cpus["/near"]) == by_name["share-NUMA1"]
+    assert by_name["fallback"] == set(BIG.ids)
+    assert after.overlap
+    again, _ = run(sizes, pods, BIG, after)
+    assert again.cpus == placement.cpus
+
+
+def test_the_tutorials_share_pool_grows_from_six_to_eight_and_keeps_its_six() -> None:
+    pods = (pod("web", cores=2.0), reclaimed("batch"))
+    first, state = run((size("share", 6), size("reclaim", 42)), pods, BIG)
+    assert pools(first) == {"share": "0-2,24-26", "fallback": "0-2,24-26", "reclaim": "3-23,27-47"}
+    second, _ = run((size("share", 8), size("reclaim", 40)), pods, BIG, state)
+    assert cpus(second) == {"/web": "0-3,24-27", "/batch": "4-23,28-47"}
+    assert second.mems == {"/web": (0, 1), "/batch": (0, 1)}
+    assert second.reasons["/web"].text == "It runs on the CPUs of pool share: 0-3,24-27."
+
+
+@pytest.mark.parametrize(
+    ("config", "reserve", "share"),
+    [
+        ({"reserved_cpus": 2}, "0,12", "1,25"),
+        ({"reserved_cpu_list": "5,29"}, "5,29", "0,24"),
+        ({"reserved_cpu_list": "5,99"}, "5", "0,24"),
+        ({"reserved_cpus": 2, "interrupt_cpu_list": "0,24"}, "1,12", "2,26"),
+        ({"reserved_cpus": 99}, "0-46", "47"),
+        ({"reserved_cpu_list": "0-47"}, "0-46", "47"),
+        ({"interrupt_cpu_list": "0-47"}, None, "0,24"),
+    ],
+)
+def test_reserved_and_interrupt_cpus_are_nobody_elses(
+    config: dict[str, object], reserve: str | None, share: str
+) -> None:
+    pods = (pod("web", cores=2.0), pod("agent", QoSLevel.SYSTEM))
+    placement, _ = run((size("share", 2),), pods, BIG, config=CpuPlacementConfig(**config))
+    assert pools(placement).get("reserve") == reserve
+    assert cpus(placement)["/web"] == share
+    assert reserve is None or cpus(placement)["/agent"] == reserve
+
+
+def test_the_reserve_stays_where_it_was_and_takes_no_cpu_of_dedicated_pods() -> None:
+    config = CpuPlacementConfig(reserved_cpus=2)
+    pods = (dedicated("db", 2.0), pod("web", cores=1.0))
+    first, state = run((), pods, TWO, config=config)
+    assert (pools(first)["reserve"], cpus(first)["/db"], cpus(first)["/web"]) == ("0,4", "1-2", "3")
+    second, state = run((), pods, offline(TWO, 0), state, config)
+    assert (pools(second)["reserve"], cpus(second)["/db"], cpus(second)["/web"]) == ("3-4", "1-2", "5")
+    back, _ = run((), pods, TWO, state, config)
+    assert pools(back)["reserve"] == "3-4"
+
+
+def test_system_pods_have_the_node_where_nothing_is_reserved_and_named_ones_their_pool() -> None:
+    pods = (
+        pod("agent", QoSLevel.SYSTEM), pod("dns", QoSLevel.SYSTEM, wants=Enhancements(cpuset_pool="net")),
+        pod("log", QoSLevel.SYSTEM, wants=Enhancements(cpuset_pool="log")), dedicated("db", 2.0),
+    )  # fmt: skip
+    placement, _ = run((size("system-net", 2),), pods, EIGHT)
+    assert cpus(placement) == {"/agent": "2-7", "/dns": "2-3", "/log": "2-7", "/db": "0-1"}
+
+
+@pytest.mark.parametrize(
+    ("pods", "config", "expected"),
+    [
+        # Requests rounded up; the rest to reclaim.
+        ((pod("a", cores=1.2), pod("b", cores=0.5)), {}, {"share": 2, "reclaim": 6}),
+        ((pod("a", cores=2.0), named("b", 3.0)), {}, {"share": 2, "batch": 3, "reclaim": 3}),
+        # Nothing asked for is assumed.
+        ((pod("a"),), {}, {"share": 4, "reclaim": 4}),
+        # 30 of 8 minus reclaim's 2: in proportion.
+        ((pod("a", cores=10.0), named("b", 20.0)), {}, {"share": 2, "batch": 4, "reclaim": 2}),
+        ((pod("a", cores=10.0),), {"min_reclaimed_cpus": 3}, {"share": 5, "reclaim": 3}),
+        ((), {}, {"reclaim": 8}),
+    ],
+)  # fmt: skip
+def test_own_sizes(pods: tuple[object, ...], config: dict[str, object], expected: dict[str, int]) -> None:
+    placement, _ = run((), pods, EIGHT, config=CpuPlacementConfig(**config))
+    assert {name: count for name, count in counts(placement).items() if name != "fallback"} == expected
+
+
+def test_own_sizes_of_bound_pools_are_twice_the_requests_on_their_node() -> None:
+    placement, _ = run((), (bound("a", 1.5), pod("b", cores=2.0)), machine(2, 1, 1, 8, 1))
+    assert pools(placement) == {"share-NUMA0": "0-2", "share": "8-9", "reclaim": "3-7,10-15", "fallback": "0-2,8-9"}
+
+
+def test_a_pool_that_nobody_sized_gets_its_requests_beside_those_that_were() -> None:
+    pods = (pod("a", cores=2.0), named("b", 1.0))
+    placement, _ = run((size("share", 4), size("reclaim", 3)), pods, EIGHT)
+    assert counts(placement) == {"share": 4, "batch": 1, "reclaim": 3, "fallback": 5}
+
+
+@pytest.mark.parametrize(
+    ("cpu_count", "sizes", "expected"),
+    [
+        (2, {"share": 1, "batch": 2, "flink": 3}, {"share": "0-1", "batch": "0-1", "flink": "0-1", "reclaim": "0"}),
+        (2, {"share": 2}, {"share": "0-1", "reclaim": "0"}),
+        (2, {"share": 2, "reclaim": 1}, {"share": "0", "reclaim": "1"}),
+        (1, {"share": 1, "reclaim": 1}, {"share": "0", "reclaim": "0"}),
+        (6, {"share": 6, "batch": 6, "reclaim": 0}, {"share": "3-5", "batch": "0-2", "reclaim": "0"}),
+        (16, {"share": 16}, {"share": "0-15", "reclaim": "0-3"}),
+        (6, {"share": 9, "reclaim": 3}, {"share": "0-4", "reclaim": "5"}),
+    ],
+)
+def test_too_few_cpus(cpu_count: int, sizes: dict[str, int], expected: dict[str, str]) -> None:
+    wanted = tuple(size(name, count) for name, count in sizes.items())
+    placement, _ = run(wanted, (), machine(1, 1, 1, cpu_count, 1))
+    assert {name: held for name, held in pools(placement).items() if name != "fallback"} == expected
+
+
+def test_a_new_container_may_use_all_pooled_cpus_until_it_has_warmed_up() -> None:
+    sizes = (size("share", 2), size("reclaim", 4))
+    pods = (pod("old", cores=1.0), dedicated("db", 1.0))
+    first, state = run(sizes, pods, EIGHT, at_s=100.0)
+    assert cpus(first)["/old"] == "1-2", "what was there before the agent is not new"
+    with_new = (*pods, pod("new", cores=1.0))
+    ramping, state = run(sizes, with_new, EIGHT, state, at_s=101.0)
+    assert cpus(ramping) == {"/old": "1-2", "/db": "0", "/new": "1-7"}
+    assert ramping.reasons["/new"].rule == "ramp_up"
+    assert state.pod_entries["u-new"]["c"].ramp_up
+    done, state = run(sizes, with_new, EIGHT, state, at_s=131.0)
+    assert cpus(done)["/new"] == "1-2"
+    assert not state.pod_entries["u-new"]["c"].ramp_up
+
+
+def test_dedicated_without_numa_binding_is_rejected_and_runs_with_the_shared() -> None:
+    pods = (pod("db", QoSLevel.DEDICATED, 2.0), pod("web", cores=3.0))
+    placement, _ = run((), pods, EIGHT)
+    assert placement.rejected["default/db"].rule == "dedicated_needs_numa_binding"
+    assert cpus(placement)["/db"] == cpus(placement)["/web"] == pools(placement)["fallback"] == "0-2"
+
+
+def test_dedicated_has_whole_cores_for_itself_and_sidecars_follow() -> None:
+    main = dedicated("db", 4.0)
+    sidecar = Container(name="proxy", cgroup="/db-proxy", cpu_request_cores=1.0, sidecar=True)
+    second = Container(name="backup", cgroup="/db-backup", cpu_request_cores=2.0)
+    db = msgspec.structs.replace(main, containers=(sidecar, *main.containers, second))
+    placement, state = run((), (db, pod("web", cores=2.0)), BIG)
+    assert cpus(placement) == {"/db": "0-1,24-25", "/db-proxy": "0-1,24-25", "/db-backup": "2,26", "/web": "3,27"}
+    assert placement.mems["/db"] == placement.mems["/db-proxy"] == (0,)
+    assert state.machine_state[0].allocated_cpuset == "0-2,24-26"
+    assert state.machine_state[0].default_cpuset == "3-11,27-35"
+    assert placement.reasons["/db"].text.startswith("default/db asked for 6 CPUs and has 6 of NUMA node 0 for itself;")
+
+
+@pytest.mark.parametrize(("hint", "nodes"), [("spreading", "0 1 0 1"), ("packing", "0 0 0 1")])
+def test_dedicated_pods_spread_or_pack(hint: str, nodes: str) -> None:
+    pods = tuple(dedicated(name, 1.0 if name < "d" else 2.0) for name in "abcd")
+    placement, _ = run((), pods, TWO, config=CpuPlacementConfig(numa_hint=hint))
+    assert " ".join(str(placement.mems[f"/{name}"][0]) for name in "abcd") == nodes
+
+
+def test_exclusive_takes_the_node_but_the_reserve_and_what_is_lent_there_is_its_own() -> None:
+    config = CpuPlacementConfig(reserved_cpus=2)
+    pods = (dedicated("db", 2.0, numa_exclusive=True), pod("web", cores=1.0), reclaimed("batch"))
+    sizes = (size("share", 1), size("reclaim", 2), size("reclaim", 1, 0))
+    placement, state = run(sizes, pods, TWO, config=config)
+    assert cpus(placement) == {"/db": "1-3", "/web": "5", "/batch": "1,6-7"}
+    assert placement.mems == {"/db": (0,), "/web": (1,), "/batch": (0, 1)}
+    more = (*pods, dedicated("late", 1.0, numa_exclusive=True), bound("near", 1.0))
+    placement, _ = run(sizes, more, TWO, state, config)
+    assert cpus(placement)["/db"] == "1-3"
+    assert placement.rejected["default/late"].rule == "numa_binding_impossible"
+    assert "left on node 0: 0, 1: 0" in placement.rejected["default/late"].text
+
+
+def test_a_dedicated_pod_keeps_its_size_when_its_request_changes_in_place() -> None:
+    _, state = run((), (dedicated("db", 2.0),), EIGHT)
+    placement, state = run((), (dedicated("db", 4.0),), EIGHT, state)
+    assert cpus(placement) == {"/db": "0-1"}
+    assert placement.rejected["default/db"].rule == "dedicated_resize"
+    placement, state = run((), (dedicated("db", 2.0),), EIGHT, state)
+    assert placement.rejected == {}
+
+
+def test_a_dedicated_pods_lost_cpu_is_replaced_near_by_and_comes_back_to_whoever_needs_it() -> None:
+    pods = (dedicated("db", 3.0), pod("web", cores=4.0))
+    first, state = run((), pods, TWO)
+    assert cpus(first)["/db"] == "0-2"
+    second, state = run((), pods, offline(TWO, 1), state)
+    assert cpus(second)["/db"] == "0,2-3"
+    third, state = run((), pods, offline(TWO, 0, 1, 2, 3), state)
+    assert cpus(third)["/db"] == "4,6-7", "the whole node went: it moves to the other, next to what the pool has"
+    assert cpus(third)["/web"] == "5"
+    back, _ = run((), pods, TWO, state)
+    assert cpus(back) == {"/db": "4,6-7", "/web": "0-1,5"}, "its four but for what reclaim keeps of each node"
+
+
+def test_a_dedicated_pod_with_too_few_cpus_left_keeps_those_and_says_so() -> None:
+    pods = (dedicated("db", 4.0), dedicated("other", 4.0))
+    _, state = run((), pods, TWO)
+    placement, state = run((), pods, offline(TWO, 1, 2), state)
+    assert cpus(placement) == {"/db": "0,3", "/other": "4-7"}
+    assert placement.reasons["/db"].rule == "dedicated_short"
+    assert "asked for 4 CPUs and has 2 of NUMA node 0" in placement.reasons["/db"].text
+    back, _ = run((), pods, TWO, state)
+    assert cpus(back) == {"/db": "0-3", "/other": "4-7"}
+
+
+@pytest.mark.parametrize(
+    "name", ["reclaim", "reserve", "interrupt", "fallback", "dedicated", "isolation-x", "system-x", "dedicated-x"]
+)
+def test_names_of_pools_that_nobody_may_choose(name: str) -> None:
+    placement, _ = run((), (pod("web", cores=2.0, wants=Enhancements(cpuset_pool=name)),), EIGHT)
+    assert pools(placement) == {"share": "0-1", "fallback": "0-1", "reclaim": "2-7"}
+
+
+def test_pool_cpus_that_vanish_are_replaced_and_those_that_come_back_are_used() -> None:
+    sizes = (size("share", 3), size("reclaim", 3))
+    _, state = run(sizes, (), EIGHT)
+    fewer, state = run(sizes, (), offline(EIGHT, 1, 4), state)
+    assert pools(fewer) == {"share": "0,2,6", "fallback": "0,2,6", "reclaim": "3,5,7"}
+    back, _ = run((size("share", 3), size("reclaim", 5)), (), EIGHT, state)
+    assert pools(back) == {"share": "0,2,6", "fallback": "0,2,6", "reclaim": "1,3-5,7"}
+
+
+def test_shared_binding_is_kept_in_the_state_and_moves_nobody() -> None:
+    pods = (bound("a", 2.0), bound("b", 1.0))
+    first, state = run((), pods, TWO)
+    assert {pool: held for pool, held in pools(first).items() if "NUMA" in pool} == {
+        "share-NUMA0": "0-2",
+        "share-NUMA1": "4-5",
+    }
+    assert [each.bound_numa for each in with_numa_bindings(pods, state)] == [(0,), (1,)]
+    full = (*pods, bound("c", 3.0), bound("d", 2.0))
+    second, after = run((), full, TWO, state)
+    assert [after.pod(each.uid)["c"].bound_numa for each in full] == [(0,), (1,), (1,), (0,)]
+    assert second.mems["/c"] == (1,)
+    assert second.rejected == {}
+    third, _ = run((), (*full, bound("e", 0.5)), TWO, after)
+    assert third.rejected["default/e"].text == (
+        "default/e asks for 0.5 CPUs, no NUMA nodes have them (left on node 0: 0, 1: 0)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("near", "others", "rule"),
+    [
+        (bound("a", 5.0), (), "numa_binding_impossible"),  # more than a node has
+        (bound("a", 2.0, numa_ids=(0, 1)), (), "numa_binding_impossible"),  # two nodes
+        (bound("a", 2.0), (pod("b", cores=3.0),), None),
+        (bound("a", 2.0), (pod("b", cores=5.0),), "numa_binding_impossible"),  # b would not fit on the other node
+        (msgspec.structs.replace(bound("a", 2.0), bound_numa=(1,)), (), None),
+    ],
+)
+def test_shared_binding_needs_one_node_that_the_others_can_spare(
+    near: object, others: tuple[object, ...], rule: str | None
+) -> None:
+    placement, state = run((), (near, *others), TWO)
+    assert {key: verdict.rule for key, verdict in placement.rejected.items()} == ({"default/a": rule} if rule else {})
+    assert with_numa_bindings((near,), state)[0].bound_numa == (near.bound_numa or ((0,) if rule is None else ()))
+
+
+def test_on_one_numa_node_bound_pods_have_what_the_others_leave() -> None:
+    placement, _ = run((), (bound("a", 3.0), pod("b", cores=5.0)), EIGHT)
+    assert placement.rejected == {}
+    placement, _ = run((), (bound("a", 3.5), pod("b", cores=5.0)), EIGHT)
+    assert "default/a" in placement.rejected
+
+
+def test_a_pod_that_shares_its_node_with_no_other_bound_one() -> None:
+    pods = (bound("a", 1.0, numa_share=False), bound("b", 1.0), bound("c", 1.0))
+    placement, _ = run((), pods, TWO)
+    assert [placement.mems[f"/{name}"] for name in "abc"] == [(0,), (1,), (1,)]
+
+
+def test_reclaimed_binding_needs_headroom_that_is_known() -> None:
+    config = CpuPlacementConfig(enable_reclaim_numa_binding=True)
+    pods = tuple(reclaimed(name, 2.0, numa_binding=name < "d") for name in "abcd")
+    unknown, _ = run((), pods, TWO, config=config)
+    assert {verdict.rule for verdict in unknown.rejected.values()} == {"numa_headroom_unknown"}
+    headroom = CpusetState(numa_headroom={0: 3.0, 1: 4.5})
+    # d needs 2 of some node, so only one node can be for bound pods: the one with most, which holds two of three.
+    placement, state = run((), pods, TWO, headroom, config)
+    assert cpus(placement) == {"/a": "4-7", "/b": "4-7", "/c": "0-3", "/d": "0-3"}
+    assert placement.rejected.keys() == {"default/c"}
+    assert "left to bind to on node: 1: 0.5" in placement.rejected["default/c"].text
+    assert placement.mems["/a"] == (1,)
+    gone = msgspec.structs.replace(state, numa_headroom={})
+    placement, _ = run((), pods, TWO, gone, config)
+    assert cpus(placement)["/a"] == "4-7", "who is bound stays so while headroom is unknown"
+    off, _ = run((), pods, TWO, headroom)
+    assert set(cpus(off).values()) == {"0-7"}
+    assert off.rejected == {}
+
+
+def test_more_than_there_is_is_said_of_the_last_to_come() -> None:
+    _, state = run((), (pod("z", cores=6.0),), EIGHT, at_s=1.0)
+    placement, _ = run((), (pod("a", cores=3.0), pod("z", cores=6.0)), EIGHT, state, at_s=2.0)
+    assert placement.rejected.keys() == {"default/a"}
+    assert placement.rejected["default/a"].threshold == 8.0
+    assert placement.cpus["/a"]
+
+
+def test_what_a_pod_had_is_kept_while_it_may_come_back() -> None:
+    db, web = dedicated("db", 2.0), pod("web", cores=2.0)
+    _, state = run((), (db, web), EIGHT)
+    without, state = run((), (web, dedicated("other", 2.0)), EIGHT, state, at_s=10.0)
+    assert cpus(without) == {"/web": "2-3", "/other": "4-5"}
+    back, _ = run((), (web, db), EIGHT, state, at_s=20.0)
+    assert cpus(back)["/db"] == "0-1"
+    late = 10.0 + CpuPlacementConfig().residual_s
+    gone, _ = run((), (web, dedicated("other", 2.0), dedicated("new", 1.0)), EIGHT, state, at_s=late)
+    assert cpus(gone)["/new"] in ("0", "1")
+
+
+def test_two_numbers_of_a_node_that_is_not_there_any_more() -> None:
+    placement, _ = run((size("share-NUMA1", 2, 1), size("reclaim", 2, 1)), (), machine(1, 1, 1, 4, 1))
+    assert pools(placement) == {"share-NUMA1": "0-1", "reclaim": "2-3", "fallback": "0-1"}
+
+
+@pytest.mark.parametrize("qos", list(QoSLevel))
+@pytest.mark.parametrize("policy", ["dynamic", "native"])
+@pytest.mark.parametrize(
+    "wants",
+    [
+        Enhancements(),
+        Enhancements(numa_binding=True),
+        Enhancements(numa_binding=True, numa_exclusive=True),
+        Enhancements(numa_binding=True, numa_share=True),
+    ],
+)
+def test_a_pod_between_two_starts_keeps_what_it_had_and_one_without_a_container_yet_has_nothing(
+    qos: QoSLevel, wants: Enhancements, policy: str
+) -> None:
+    node, config = machine(1, 2, 1, 4, 1), CpuPlacementConfig(policy=policy, ramp_up_s=0)  # type: ignore[arg-type]
+    there = pod("db", qos, 2, wants)
+    waiting = down_(there, "c")
+    first, state = allocate_cpusets((), [waiting, pod("web", cores=1)], node, CpusetState(), config, 0)
+    assert "/db" not in first.cpus
+    _, state = allocate_cpusets((), [there, pod("web", cores=1)], node, state, config, S)
+    had = {name: entry.cpus for name, entry in state.pod(there.uid).items()}
+    _, down = allocate_cpusets((), [waiting, pod("web", cores=1)], node, state, config, 2 * S)
+    assert {name: entry.cpus for name, entry in down.pod(there.uid).items()} == had
+    late = (3 + round(config.residual_s)) * S
+    placement, down = allocate_cpusets((), [waiting, pod("web", cores=1)], node, down, config, late)
+    assert placement.cpus.keys() == placement.mems.keys() == placement.reasons.keys() == {"/web"}
+    assert {name: entry.cpus for name, entry in down.pod(there.uid).items()} == had, "however long that takes"
+    _, gone = allocate_cpusets((), [pod("web", cores=1)], node, down, config, late)
+    _, gone = allocate_cpusets((), [pod("web", cores=1)], node, gone, config, 2 * late)
+    assert not gone.pod(there.uid), "its pod has ended"
+
+
+def down_(there: Pod, *names: str) -> Pod:
+    """The pod while these containers of it do not run."""
+    waiting = tuple(msgspec.structs.replace(one, cgroup="") for one in there.containers if one.name in names)
+    running = tuple(one for one in there.containers if one.name not in names)
+    return msgspec.structs.replace(there, containers=running, waiting=waiting)
+
+
+def with_another(there: Pod, *, sidecar: bool, **asks: float | int) -> Pod:
+    """The same pod with one container more, called `s`."""
+    asks = {"cpu_request_cores": 1.0, **asks}
+    more = msgspec.structs.replace(Container(name="s", cgroup=f"/{there.name}-s", sidecar=sidecar), **asks)
+    return msgspec.structs.replace(there, containers=(*there.containers, more))
+
+
+def test_a_dedicated_pod_keeps_its_cpus_while_one_of_its_containers_is_between_two_lives() -> None:
+    db, web = with_another(dedicated("db", 3.0), sidecar=True), pod("web", cores=1.0)
+    placement, state = run((), (db, web), EIGHT)
+    assert (cpus(placement)["/db"], cpus(placement)["/db-s"]) == ("0-2", "0-2")
+    late = dedicated("a-late", 2.0)
+    placement, state = run((), (down_(db, "c"), web, late), EIGHT, state, at_s=1.0)
+    assert cpus(placement) == {"/db-s": "0-2", "/web": "3", "/a-late": "4-5"}
+    placement, state = run((), (down_(db, "s"), web, late), EIGHT, state, at_s=2.0)
+    assert (cpus(placement)["/db"], cpus(placement)["/a-late"]) == ("0-2", "4-5")
+
+
+def test_a_dedicated_pod_whose_sidecar_begins_first_has_the_cpus_of_its_main_container_from_then_on() -> None:
+    db = with_another(dedicated("db", 3.0), sidecar=True)
+    placement, state = run((), (down_(db, "c"),), EIGHT)
+    assert cpus(placement) == {"/db-s": "0-2"}
+    placement, _ = run((), (db, dedicated("a-late", 2.0)), EIGHT, state, at_s=1.0)
+    assert (cpus(placement)["/db"], cpus(placement)["/db-s"]) == ("0-2", "0-2")
+
+
+def test_the_native_policy_keeps_cpus_of_a_container_that_is_down_and_knows_a_pod_by_all_of_its_containers() -> None:
+    config = CpuPlacementConfig(policy="native")
+    whole = {"cpu_limit_cores": 2.0, "memory_request_bytes": 1 << 20, "memory_limit_bytes": 1 << 20}
+    db = with_another(pod("db", cores=2.0), sidecar=True, cpu_request_cores=2.0, **whole)
+    alike = tuple(msgspec.structs.replace(one, **whole) for one in db.containers)
+    db = msgspec.structs.replace(db, containers=alike)
+    placement, state = run((), (db,), EIGHT, config=config)
+    assert cpus(placement) == {"/db": "0-1", "/db-s": "2-3"}
+    other = msgspec.structs.replace(
+        db, uid="u-a", name="a", containers=(msgspec.structs.replace(alike[0], cgroup="/a"),)
+    )
+    placement, state = run((), (down_(db, "c"), other), EIGHT, state, config, 1.0)
+    assert cpus(placement) == {"/db-s": "2-3", "/a": "4-5"}
+    # A container that asks for nothing makes it no Guaranteed pod, whether it runs or not.
+    beside = msgspec.structs.replace(with_another(other, sidecar=True, cpu_request_cores=0.0), uid="u-b", name="b")
+    placement, _ = run((), (down_(beside, "s"),), EIGHT, config=config)
+    assert cpus(placement) == {"/a": "0-7"}

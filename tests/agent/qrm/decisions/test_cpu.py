@@ -1,0 +1,202 @@
+"""Advice into decisions: which knobs of which cgroups, and never one more."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.qrm.cpuset.state import CpusetAllocation
+from agent.qrm.decisions.cpu import decide_cpu, managed_cgroups
+from agent.qrm.knobs.knob_files import KnobLimits, clamp_value
+from api.advice import CpuAdvice, PoolSize, Region, RegionAdvice, RegionKind
+from api.decision import Advice
+from api.knobs import Knob, Reason
+from api.pod import Pod
+from api.qos import QoSLevel
+from tests.agent.advisor.builders import pod, snapshot, topology
+
+ALL = frozenset(Knob)
+WEB = pod("web", QoSLevel.SHARED)
+BATCH = pod("batch", QoSLevel.RECLAIMED)
+
+
+def advice(lent: float, *, idle: bool = True) -> Advice:
+    return Advice(
+        policy="p", requirement_cores=1.0, reclaimable_cores=lent, idle=idle, action="hold",
+        reason=Reason(rule="r", text="t"),
+    )  # fmt: skip
+
+
+def values(
+    given: Advice,
+    pods: list[Pod],
+    knobs: frozenset[Knob] = ALL,
+    cpus: int = 2,
+    placed: dict[str, tuple[int, ...]] | None = None,
+) -> dict[tuple[str, str], str]:
+    seen = snapshot(0, pods, cpus=topology(cpus, numa=2 if placed and cpus >= 4 else 1))
+    placement = None
+    if placed is not None:
+        numa = {cpu.id: cpu.numa for cpu in seen.topology.cpus}
+        mems = {cgroup: tuple(sorted({numa[cpu] for cpu in its})) for cgroup, its in placed.items()}
+        placement = CpusetAllocation(pools=(), cpus=placed, mems=mems, reasons={})
+    decisions = decide_cpu(given, seen, dict.fromkeys(seen.cgroups, knobs), placement)
+    return {(decision.cgroup, decision.knob.value): decision.value for decision in decisions}
+
+
+def test_priority_leaves_online_cgroups_untouched() -> None:
+    assert values(advice(2.0), [WEB, BATCH]) == {
+        ("/batch", "cpu.idle"): "1",
+        ("/batch", "cpu.max"): "max 100000",
+    }
+
+
+def test_lent_cpu_becomes_a_quota() -> None:
+    assert values(advice(0.35), [BATCH])[("/batch", "cpu.max")] == "35000 100000"
+
+
+def test_without_cpu_idle_the_lowest_weight_takes_its_place() -> None:
+    assert values(advice(2.0), [BATCH], ALL - {Knob.IDLE}) == {
+        ("/batch", "cpu.weight"): "1",
+        ("/batch", "cpu.max"): "max 100000",
+    }
+
+
+def test_each_cgroup_has_the_priority_that_the_kernel_has_for_it() -> None:
+    seen = snapshot(0, [BATCH, pod("old", QoSLevel.RECLAIMED), pod("bare", QoSLevel.RECLAIMED)])
+    given = decide_cpu(advice(2.0), seen, {"/batch": ALL, "/old": ALL - {Knob.IDLE}, "/bare": frozenset()})
+    assert {(d.cgroup, d.knob.value, d.value) for d in given} == {
+        ("/batch", "cpu.idle", "1"),
+        ("/batch", "cpu.max", "max 100000"),
+        ("/old", "cpu.weight", "1"),
+        ("/old", "cpu.max", "max 100000"),
+        # Nothing can hold this one back: decided all the same, so that the refusals say so.
+        ("/bare", "cpu.weight", "1"),
+        ("/bare", "cpu.max", "max 100000"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("lent", "count", "quota"),
+    [
+        (0.1, 10, "1000 100000"),
+        (0.1, 11, "1818 200000"),
+        (0.1, 60, "1667 1000000"),
+        (0.1, 100, "1000 1000000"),
+        (0.6, 60, "1000 100000"),
+    ],
+)
+def test_all_quotas_together_are_what_is_lent(lent: float, count: int, quota: str) -> None:
+    pods = [pod(f"b{number}", QoSLevel.RECLAIMED) for number in range(count)]
+    given = [value for (_, knob), value in values(advice(lent), pods).items() if knob == "cpu.max"]
+    assert given == [quota] * count
+    limits = KnobLimits(ceiling=None, cpu_count=2, empty_inherits_parent=True)
+    written = [clamp_value(Knob.QUOTA, value, limits).split() for value in given]
+    assert sum(int(us) / int(period) for us, period in written) == pytest.approx(lent, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("placed", "decided"),
+    [
+        ({"/web": (0, 1, 2, 3), "/batch": (0, 1, 2, 3)}, {}),
+        ({"/web": (0, 2), "/batch": (1, 3)}, {("/web", "cpuset.cpus"): "0,2", ("/batch", "cpuset.cpus"): "1,3"}),
+        ({"/web": (0, 1, 2, 3), "/batch": (3,)}, {("/batch", "cpuset.cpus"): "3", ("/batch", "cpuset.mems"): "1"}),
+        ({"/web": (), "/batch": (2, 3)}, {("/batch", "cpuset.cpus"): "2-3", ("/batch", "cpuset.mems"): "1"}),
+        ({"/batch": (0,)}, {("/batch", "cpuset.cpus"): "0", ("/batch", "cpuset.mems"): "0"}),
+    ],
+    ids=["the whole node", "apart", "one is confined", "an empty one is none", "one was not placed"],
+)
+def test_who_may_not_use_the_whole_node_gets_a_cpuset(
+    placed: dict[str, tuple[int, ...]], decided: dict[tuple[str, str], str]
+) -> None:
+    assert values(advice(1.0, idle=False), [WEB, BATCH], cpus=4, placed=placed) == decided
+
+
+def test_a_cpuset_is_explained_by_the_region_and_the_pool() -> None:
+    """Not by what the advice says of the whole node."""
+    region = Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,), containers=("/web",))
+    why = Reason(rule="provision_canonical", text="share: it gets 1.", inputs={"cpus": 1})
+    one = RegionAdvice(region=region, policy="canonical", controls={}, upper_cores=1, lower_cores=1, reason=why)
+    given = msgspec.structs.replace(advice(1.0, idle=False), cpu=CpuAdvice(regions=(one,)))
+    told = Reason(rule="pool", text="It runs on the CPUs of pool share: 0.", inputs={"pool": "share"})
+    placement = CpusetAllocation(pools=(), cpus={"/web": (0,), "/batch": (1,)}, mems={}, reasons={"/web": told})
+    web, batch = decide_cpu(given, snapshot(0, [WEB, BATCH]), dict.fromkeys(("/web", "/batch"), ALL), placement)
+    assert (web.reason.rule, web.reason.text) == ("provision_canonical", f"{why.text} {told.text}")
+    assert web.reason.inputs == {"cpus": 1, "pool": "share"}
+    assert batch.reason.rule == "r"
+
+
+def test_lent_cpu_is_shared_by_request_and_bounded_by_the_own_limit() -> None:
+    pods = [
+        pod("a", QoSLevel.RECLAIMED, request=3),
+        pod("b", QoSLevel.RECLAIMED, request=1),
+        pod("c", QoSLevel.RECLAIMED, limit=0.1),
+    ]
+    quotas = {cgroup: value for (cgroup, knob), value in values(advice(2.5), pods, cpus=4).items() if knob == "cpu.max"}
+    assert quotas == {"/a": "150000 100000", "/b": "50000 100000", "/c": "10000 100000"}
+
+
+@pytest.mark.parametrize(
+    ("reclaimed", "request_cores", "quota"),
+    [
+        (3.0, 1.0, "150000 100000"),
+        (None, 3.0, "150000 100000"),
+        (1.0, 3.0, "100000 100000"),
+        (0.0, None, "100000 100000"),
+    ],
+)
+def test_the_claim_of_a_pod_is_what_it_reclaims_and_else_what_it_requests(
+    reclaimed: float | None, request_cores: float | None, quota: str
+) -> None:
+    """Two CPUs between this pod and one that claims a core."""
+    first = pod("a", QoSLevel.RECLAIMED, request=request_cores)
+    container = msgspec.structs.replace(first.containers[0], reclaimed_cpu_cores=reclaimed)
+    pods = [msgspec.structs.replace(first, containers=(container,)), pod("b", QoSLevel.RECLAIMED)]
+    assert values(advice(2.0), pods, cpus=4)[("/a", "cpu.max")] == quota
+
+
+@pytest.mark.parametrize(
+    ("limits", "placed", "quotas"),
+    [
+        # two thirds and one third of what the node's quota allows
+        ({1: 3.0}, {"/a": (2, 3), "/b": (2, 3)}, {"/a": "200000 100000", "/b": "100000 100000"}),
+        # nothing of the other node, where CPUs alone limit
+        ({1: 3.0}, {"/a": (2, 3), "/b": (0, 1)}, {"/a": "300000 100000"}),
+        # on both: its part of this node's quota, and its CPUs of the other
+        ({1: 0.5}, {"/a": (1, 2, 3), "/b": (2, 3)}, {"/a": "133333 100000", "/b": "16667 100000"}),
+        # a claim of 2 lies on the nodes as 1 to 3: 1 x 0.5 / 1.5, and all of 3
+        ({0: 1.0, 1: 3.0}, {"/a": (0, 1, 2, 3), "/b": (0,)}, {"/a": "333333 100000", "/b": "66667 100000"}),
+        ({1: 0.0}, {"/a": (2, 3), "/b": (0, 1)}, {"/a": "0 1000000"}),
+        ({}, {"/a": (2, 3), "/b": (0, 1)}, {}),
+    ],
+)
+def test_a_node_s_quota_is_split_by_claim_among_those_that_run_there(
+    limits: dict[int, float], placed: dict[str, tuple[int, ...]], quotas: dict[str, str]
+) -> None:
+    sizes = tuple(PoolSize(pool="reclaim", numa=numa, cpus=0, quota_cores=cores) for numa, cores in limits.items())
+    pods = [pod("a", QoSLevel.RECLAIMED, request=2), pod("b", QoSLevel.RECLAIMED, request=1), WEB]
+    given = msgspec.structs.replace(advice(4.0, idle=False), cpu=CpuAdvice(sizes=sizes))
+    found = values(given, pods, cpus=4, placed=placed)
+    assert {cgroup: value for (cgroup, knob), value in found.items() if knob == "cpu.max"} == quotas
+    assert not [knob for _, knob in found if knob in ("cpu.idle", "cpu.weight")], "CPUs are shared out, not priorities"
+
+
+def test_a_limit_of_its_own_holds_also_when_everything_is_lent() -> None:
+    assert values(advice(2.0), [pod("c", QoSLevel.RECLAIMED, limit=0.5)])[("/c", "cpu.max")] == "50000 100000"
+
+
+def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
+    seen = snapshot(0, [WEB, BATCH])
+    cgroups = {path: sample for path, sample in seen.cgroups.items() if path != "/batch"}
+    gone = type(seen)(**{field: getattr(seen, field) for field in seen.__struct_fields__} | {"cgroups": cgroups})
+    assert decide_cpu(advice(2.0), gone, {"/batch": ALL}) == ()
+
+
+def test_decisions_carry_the_identity_they_were_judged_by() -> None:
+    idle, quota = decide_cpu(advice(2.0), snapshot(0, [BATCH], ids={"batch": 4711}), {"/batch": ALL})
+    assert (idle.cgroup_id, idle.pod, idle.reason.rule) == (4711, "default/batch", "yield_to_online")
+    assert (quota.cgroup_id, quota.pod, quota.reason.rule) == (4711, "default/batch", "r")
+
+
+def test_only_cgroups_of_listed_pods_are_managed() -> None:
+    assert managed_cgroups((WEB, BATCH)) == {"/web", "/batch"}

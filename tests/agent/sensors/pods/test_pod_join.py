@@ -1,0 +1,365 @@
+"""What kubelet and runtime say, made one: who is a pod, with which containers, and for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.config.eviction import EvictionConfig
+from agent.eviction.victims import is_protected
+from agent.sensors.pods.pod_join import (
+    KubeletPodList,
+    NodePods,
+    PodEntry,
+    PodJoinContext,
+    RunningContainer,
+    RuntimeContainers,
+    decode_pod_list,
+    join_pods,
+    pod_from_kubelet,
+)
+from agent.sensors.pods.pod_spec import PodParsingContext
+from api.pod import Pod
+from api.qos import QoSLevel
+from tests.agent.sensors.pods.kubelet_objects import QOS, Cgroups, container, listing, pod, status_of
+
+RECLAIMED = {QOS: "reclaimed_cores"}
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path) -> Cgroups:
+    return Cgroups(tmp_path)
+
+
+def node_of(cgroups: Cgroups) -> PodJoinContext:
+    return PodJoinContext(door=PodParsingContext(), exists=cgroups.exists)
+
+
+def runs(*containers: tuple[str, str, str]) -> RuntimeContainers:
+    """Containers as (uid of the pod, name, id)."""
+    listed = [
+        RunningContainer(pod_uid=uid, pod=f"shop/{uid.removeprefix('uid-')}", name=name, id=id_, created_at_ns=1)
+        for uid, name, id_ in containers
+    ]
+    return RuntimeContainers(running={(one.pod_uid, one.name): one for one in listed})
+
+
+def joined(
+    cgroups: Cgroups,
+    pods: list[dict[str, Any]],
+    looked: RuntimeContainers | None = None,
+    before: NodePods | None = None,
+) -> NodePods:
+    known = before.entries if before is not None else {}
+    return join_pods(decode_pod_list(listing(*pods), KubeletPodList()), looked, known, node_of(cgroups))
+
+
+def homes(found: NodePods) -> dict[str, dict[str, str]]:
+    return {pod.key: {each.name: each.cgroup for each in pod.containers} for pod in found.pods()}
+
+
+def test_a_pod_has_the_containers_that_run_and_what_they_ask_for(cgroups: Cgroups) -> None:
+    main = cgroups.make("uid-web", "web-main")
+    found = joined(cgroups, [pod("web", annotations=RECLAIMED, labels={"app": "web"}, priority=5)])
+    (web,) = found.pods()
+    assert (web.uid, web.key, web.qos, web.priority) == ("uid-web", "shop/web", QoSLevel.RECLAIMED, 5)
+    assert (web.labels, web.problems) == ({"app": "web"}, ())
+    (only,) = web.containers
+    assert (only.name, only.cgroup, only.sidecar) == ("main", main, False)
+    assert (only.cpu_request_cores, only.memory_request_bytes) == (0.5, 64 << 20)
+    assert only.cpu_limit_cores is None, "Kubernetes takes a limit of 0 for none"
+    assert web.grace_s is None
+    patient = joined(cgroups, [pod("web", terminationGracePeriodSeconds=90)])
+    assert [each.grace_s for each in patient.pods()] == [90.0]
+
+
+@pytest.mark.parametrize(("given_s", "grace_s"), [(5, 5.0), (3600, 3600.0), (0, 0.0), (None, 90.0)])
+def test_whoever_tells_a_pod_to_end_says_how_long_it_has(cgroups: Cgroups, given_s: int | None, grace_s: float) -> None:
+    cgroups.make("uid-web", "web-main")
+    told = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": given_s}
+    (web,) = joined(cgroups, [pod("web", terminationGracePeriodSeconds=90, **told)]).pods()
+    assert (web.terminating, web.grace_s) == (True, grace_s)
+
+
+@pytest.mark.parametrize(
+    ("said", "address"),
+    [
+        ({"podIP": "10.88.0.7"}, "10.88.0.7"),
+        ({"podIP": "fd00::7"}, "fd00::7"),
+        ({"podIP": "192.0.2.1", "hostNetwork": True}, "127.0.0.1"),
+        ({}, None),
+        ({"podIP": "127.0.0.1"}, None),
+        ({"podIP": "::ffff:127.0.0.1"}, None),
+        ({"podIP": "169.254.169.254"}, None),
+        ({"podIP": "0.0.0.0"}, None),
+        ({"podIP": "x.example/"}, None),
+    ],
+)
+def test_its_address_is_what_the_kubelet_says_and_no_loopback_that_is_not_its_own(
+    cgroups: Cgroups, said: dict[str, Any], address: str | None
+) -> None:
+    cgroups.make("uid-web", "web-main")
+    (web,) = joined(cgroups, [pod("web", **said)]).pods()
+    assert web.address == address
+
+
+def test_a_new_pod_is_there_before_its_containers(cgroups: Cgroups) -> None:
+    fresh = pod("web", containerStatuses=None, phase="Pending")
+    first = joined(cgroups, [fresh], runs())
+    assert homes(first) == {"shop/web": {}}
+    path = cgroups.make("uid-web", "4f53")
+    second = joined(cgroups, [fresh], runs(("uid-web", "main", "4f53")), first)
+    assert homes(second) == {"shop/web": {"main": path}}, "the runtime says it before the pod's status does"
+
+
+def test_init_sidecar_and_ephemeral_containers_are_there_while_they_run(cgroups: Cgroups) -> None:
+    whole = pod(
+        "web",
+        containers=[container("main"), container("helper")],
+        initContainers=[container("setup"), container("mesh", restartPolicy="Always")],
+        ephemeralContainers=[{"name": "debugger"}],
+    )
+    names = ("main", "helper", "setup", "mesh", "debugger")
+    paths = {name: cgroups.make("uid-web", name) for name in names}
+    started = joined(cgroups, [whole], runs(*(("uid-web", name, name) for name in ("setup", "mesh"))))
+    assert homes(started) == {"shop/web": {"mesh": paths["mesh"], "setup": paths["setup"]}}
+    assert [each.sidecar for each in started.pods()[0].containers] == [True, True], "the main one is yet to come"
+    working = joined(cgroups, [whole], runs(*(("uid-web", name, name) for name in names if name != "setup")))
+    (web,) = working.pods()
+    assert [(each.name, each.sidecar) for each in web.containers] == [
+        ("main", False), ("helper", True), ("mesh", True), ("debugger", True),
+    ]  # fmt: skip
+    assert web.containers[3].cpu_request_cores is None, "an ephemeral container asks for nothing"
+
+
+def test_a_restarted_container_is_followed_to_its_new_cgroup(cgroups: Cgroups) -> None:
+    cgroups.make("uid-web", "web-main")
+    new = cgroups.make("uid-web", "second")
+    first = joined(cgroups, [pod("web")], runs(("uid-web", "main", "web-main")))
+    second = joined(cgroups, [pod("web")], runs(("uid-web", "main", "second")), first)
+    assert homes(second) == {"shop/web": {"main": new}}
+
+
+def test_the_runtimes_word_on_a_cgroup_comes_first(cgroups: Cgroups, tmp_path: Path) -> None:
+    cgroups.make("uid-web", "web-main")
+    (tmp_path / "elsewhere").mkdir()
+    told = RunningContainer(
+        pod_uid="uid-web", pod="shop/web", name="main", id="web-main", created_at_ns=1, cgroup="/elsewhere"
+    )
+    assert homes(joined(cgroups, [pod("web")], RuntimeContainers(running={("uid-web", "main"): told}))) == {
+        "shop/web": {"main": "/elsewhere"}
+    }
+
+
+def test_a_pod_stays_the_same_object_while_nothing_of_it_changes(cgroups: Cgroups) -> None:
+    for name in ("a", "b"):
+        cgroups.make(f"uid-{name}", f"{name}-main")
+    first = joined(cgroups, [pod("a"), pod("b")])
+    second = joined(cgroups, [pod("b", priority=3), pod("a")], before=first)
+    assert second.entries["uid-a"].pod is first.entries["uid-a"].pod
+    assert second.entries["uid-b"].pod.priority == 3
+
+
+def test_a_kubelet_that_lists_nobody_takes_away_nobody_who_runs(cgroups: Cgroups) -> None:
+    web, gone = cgroups.make("uid-web", "web-main"), cgroups.make("uid-gone", "gone-main")
+    both = runs(("uid-web", "main", "web-main"), ("uid-gone", "main", "gone-main"))
+    first = joined(cgroups, [pod("web"), pod("gone")], both)
+    cgroups.remove(gone)
+    for looked in (runs(("uid-web", "main", "web-main")), None):
+        after = joined(cgroups, [], looked, first)
+        assert homes(after) == {"shop/web": {"main": web}}
+        assert not after.unlisted_pods
+    cgroups.remove(web)
+    assert homes(joined(cgroups, [], None, first)) == {}
+
+
+def test_without_a_runtime_what_was_known_goes_on_while_its_cgroup_is_there(cgroups: Cgroups) -> None:
+    """The API server is away, so that statuses stay as they were before this container came; and the runtime is away too."""
+    path = cgroups.make("uid-web", "newer")
+    late = pod("web", containerStatuses=None)
+    first = joined(cgroups, [late], runs(("uid-web", "main", "newer")))
+    assert homes(joined(cgroups, [late], None, first)) == {"shop/web": {"main": path}}
+    cgroups.remove(path)
+    assert homes(joined(cgroups, [late], None, first)) == {"shop/web": {}}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"phase": "Succeeded"}, {"phase": "Failed"}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}]
+)
+def test_a_pod_that_ends_stays_until_its_last_container_has(cgroups: Cgroups, changes: dict[str, Any]) -> None:
+    path = cgroups.make("uid-web", "web-main")
+    ending = pod("web", **changes)
+    first = joined(cgroups, [ending], runs(("uid-web", "main", "web-main")))
+    assert homes(first) == {"shop/web": {"main": path}}
+    assert first.pods()[0].terminating is ("deletionTimestamp" in changes)
+    assert homes(joined(cgroups, [ending], runs(), first)) == {}
+
+
+def test_of_two_pods_with_one_name_the_one_that_stays_counts(cgroups: Cgroups) -> None:
+    """After a deletion by force the next pod of a StatefulSet begins while the last one still ends."""
+    old, new = cgroups.make("uid-old", "o"), cgroups.make("uid-new", "n")
+    both = runs(("uid-old", "main", "o"), ("uid-new", "main", "n"))
+    first = joined(cgroups, [pod("db-0", "uid-old")], both)
+    assert homes(first) == {"shop/db-0": {"main": old}}
+    for listed in (
+        [pod("db-0", "uid-old", deletionTimestamp="2026-01-01T00:00:00Z"), pod("db-0", "uid-new")],
+        [pod("db-0", "uid-new")],
+    ):
+        assert homes(joined(cgroups, listed, both, first)) == {"shop/db-0": {"main": new}}
+
+
+def test_who_runs_and_is_not_listed_and_what_has_no_cgroup_is_told(cgroups: Cgroups) -> None:
+    found = joined(cgroups, [pod("web")], runs(("uid-web", "main", "web-main"), ("uid-orphan", "main", "x")))
+    assert found.unlisted_pods == {"uid-orphan": "shop/orphan"}
+    assert found.containers_without_cgroup == {"shop/web/main"}
+    assert homes(found) == {"shop/web": {}}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "problem"),
+    [
+        ({QOS: "best_cores"}, "best_cores"),
+        ({"katalyst.kubewharf.io/memory_enhancement": '{"numa_binding": 1}'}, "memory_enhancement"),
+        ({"kubernetes.io/main-container-name": "nobody"}, "nobody"),
+    ],
+)
+def test_hostile_annotations_cost_no_pod_its_place(cgroups: Cgroups, annotations: dict[str, str], problem: str) -> None:
+    path = cgroups.make("uid-web", "web-main")
+    found = joined(cgroups, [pod("web", annotations=annotations)])
+    assert homes(found) == {"shop/web": {"main": path}}
+    (web,) = found.pods()
+    assert web.qos is QoSLevel.SHARED, "who cannot be understood is protected"
+    assert problem in " ".join(web.problems)
+
+
+@pytest.mark.parametrize(
+    ("changes", "safe"),
+    [
+        ({}, False),
+        ({"annotations": {"kubernetes.io/config.source": "file"}}, True),
+        ({"annotations": {"keep": "me"}}, True),
+        ({"labels": {"keep": "me"}}, True),
+    ],
+)
+def test_who_cannot_be_understood_is_spared_as_others_are(
+    cgroups: Cgroups, changes: dict[str, dict[str, str]], safe: bool
+) -> None:
+    """A static pod, and those with a key that the settings name, are never evicted, whatever else they say."""
+    cgroups.make("uid-web", "web-main")
+    said = {**changes, "annotations": {QOS: "best_cores", **changes.get("annotations", {})}}
+    (web,) = joined(cgroups, [pod("web", **said)]).pods()
+    assert "best_cores" in " ".join(web.problems)
+    assert is_protected(web, EvictionConfig(skipped_annotations=("keep",), skipped_labels=("keep",))) is safe
+
+
+def test_an_amount_that_cannot_be_is_told_and_counts_for_nothing(cgroups: Cgroups) -> None:
+    cgroups.make("uid-web", "web-main")
+    strange = container("main", resources={"requests": {"cpu": "many", "memory": "1Gi"}})
+    (web,) = joined(cgroups, [pod("web", containers=[strange], qosClass="Burstable")]).pods()
+    assert web.containers[0].memory_request_bytes is None
+    (problem,) = web.problems
+    assert problem.startswith("container main: resources.requests.cpu: 'many' is not a quantity; write a number")
+    assert problem.endswith("; until then it asks for nothing")
+
+
+@pytest.mark.parametrize(
+    ("whole", "cores", "memory"),
+    [
+        # Of what is asked for together, the sidecar has what it asks for itself.
+        ({"requests": {"cpu": "2", "memory": "1Gi"}}, {"main": 1.75, "log": 0.25}, {"main": 1 << 30, "log": 0}),
+        # Kubernetes takes a limit alone for the request too.
+        ({"limits": {"cpu": "1"}}, {"main": 0.75, "log": 0.25}, {"main": None, "log": None}),
+        # It refuses less than the containers ask for: nobody is taken anything away.
+        ({"requests": {"cpu": "100m"}}, {"main": 0.0, "log": 0.25}, {"main": None, "log": None}),
+        ({"requests": {"cpu": "lots", "memory": "1Gi"}}, {"main": None, "log": 0.25}, {"main": None, "log": None}),
+        (None, {"main": None, "log": 0.25}, {"main": None, "log": None}),
+    ],
+)
+def test_what_a_pod_asks_for_as_a_whole_is_asked_for_by_its_containers_together(
+    cgroups: Cgroups, whole: Any, cores: dict[str, float | None], memory: dict[str, int | None]
+) -> None:
+    spec = {
+        "containers": [container("main", resources={}), container("log", resources={"requests": {"cpu": "250m"}})],
+        # It is there for a while, and nothing that is asked for together is for it.
+        "initContainers": [container("before", resources={"requests": {"cpu": "1"}})],
+        "resources": whole,
+    }
+    for name in ("log", "before"):
+        cgroups.make("uid-web", name)
+    found = joined(cgroups, [pod("web", **spec)], runs(("uid-web", "log", "log"), ("uid-web", "before", "before")))
+    (web,) = found.pods()
+    assert [one.name for one in web.waiting] == ["main"]
+    staying = {one.name: one for one in (*web.containers, *web.waiting) if one.name != "before"}
+    assert {name: one.cpu_request_cores for name, one in staying.items()} == cores
+    assert {name: one.memory_request_bytes for name, one in staying.items()} == memory
+    assert {one.cpu_limit_cores for one in staying.values()} == {None}, "the limit is that of the pod's own cgroup"
+    assert next(one.cpu_request_cores for one in web.containers if one.name == "before") == 1.0
+    assert bool(web.problems) is (whole is not None and "lots" in str(whole))
+
+
+def test_a_pod_whose_name_is_none_is_told_and_left_out(cgroups: Cgroups) -> None:
+    found = joined(cgroups, [pod("a b", "uid-1"), pod("web")])
+    assert list(homes(found)) == ["shop/web"]
+    assert found.problems == (
+        "shop/a b: metadata.name: 'a b' is no name; use letters, digits, '-', '.' and '_', at most 253",
+    )
+
+
+def test_statuses_say_what_runs_where_no_runtime_does(cgroups: Cgroups) -> None:
+    running, ended = cgroups.make("uid-web", "r"), cgroups.make("uid-web", "e")
+    statuses = [status_of("main", "containerd://r"), status_of("helper", "containerd://e", "terminated")]
+    two = pod("web", containers=[container("main"), container("helper")], containerStatuses=statuses)
+    assert homes(joined(cgroups, [two])) == {"shop/web": {"main": running}}
+    assert ended
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([QOS, "katalyst.kubewharf.io/cpu_enhancement", "koordinator.sh/qosClass", "x"])
+        | st.text(max_size=20),
+        st.text(max_size=40),
+        max_size=5,
+    )
+)
+def test_whatever_labels_and_annotations_say_it_is_a_pod(said: dict[str, str]) -> None:
+    said.pop("kubernetes.io/config.mirror", None)
+    (item,) = decode_pod_list(listing(pod("web", annotations=said, labels=said)), KubeletPodList()).items.values()
+    found = pod_from_kubelet(item.pod, {"main": "/web"}, PodParsingContext())
+    assert isinstance(found, Pod)
+    assert [each.cgroup for each in found.containers] == ["/web"]
+    assert PodEntry(b"", {}, item.pod, found).pod.uid == "uid-web"
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+STEPS = st.lists(
+    st.tuples(
+        st.sets(NAMES),  # whom the kubelet lists; it may have been restarted, or be wrong
+        st.sets(NAMES),  # who runs
+        st.booleans(),  # whether the runtime answers
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS)
+def test_whoever_was_listed_once_is_there_for_as_long_as_he_runs(steps: list[tuple[set[str], set[str], bool]]) -> None:
+    there: set[str] = set()
+    node = PodJoinContext(door=PodParsingContext(), exists=lambda path: path == "/kubepods" or path in there)
+    found, known = NodePods(), set[str]()
+    for listed, running, answers in steps:
+        there = {f"/kubepods/burstable/poduid-{name}/{name}-main" for name in running}
+        looked = runs(*((f"uid-{name}", "main", f"{name}-main") for name in sorted(running))) if answers else None
+        pods = decode_pod_list(listing(*(pod(name) for name in sorted(listed))), KubeletPodList())
+        found = join_pods(pods, looked, found.entries, node)
+        known = (known & running) | listed
+        assert {each.name for each in found.pods()} == known
+        assert {c.cgroup for each in found.pods() for c in each.containers} == {
+            path for path in there if path.rpartition("/")[2].removesuffix("-main") in known
+        }
+        assert set(found.unlisted_pods.values()) == ({f"shop/{name}" for name in running - known} if answers else set())

@@ -1,0 +1,203 @@
+"""The cluster's side of the agent as the composition root has it: what is opened when, and who hears of what."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.components import ClusterConnection
+from agent.config.config import AgentConfig, SocketsConfig
+from agent.config.kubelet import KubeletConfig
+from agent.config.report import ReportConfig
+from agent.dynamic_config.last_good import LastGoodFile
+from agent.reporter.extended_resources import ExtendedResources
+from api.decision import ActMode
+from api.diagnostics import EffectiveConfiguration
+from api.interfaces import Unavailable
+from api.text import to_json
+from common.supervised_tasks import SupervisedTasks
+from tests.agent.dynamic_config.test_follow import Cluster as Server
+from tests.agent.dynamic_config.test_follow import until
+from tests.agent.dynamic_config.test_merge import ADMIN, fits, reclaim, thing
+from tests.agent.reporter.test_cnr import finished
+from tests.kube.test_client import serving
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+clusters: [{{name: c, cluster: {{server: "{}"}}}}]
+users: [{{name: u, user: {{token: t}}}}]
+"""
+
+
+async def test_without_a_node_s_name_nobody_is_reported_to_and_settings_are_told_all_the_same(tmp_path: Path) -> None:
+    cluster = ClusterConnection("", tmp_path)
+    file = {"report": {"reservedCores": 1}}
+    config = AgentConfig(report=ReportConfig(reserved_cores=1))
+    assert cluster.open(file, config, fits) == (config, ())
+    async with AsyncExitStack() as stack:
+        assert await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack)) == ()
+        assert cluster.sources == ()
+    told = msgspec.json.decode(to_json(cluster.told()), type=EffectiveConfiguration)
+    assert [one.name for one in told.settings if one.source == "file"] == ["report.reservedCores"]
+    assert (told.node, told.objects) == ("", ())
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LastGoodFile(tmp_path, "n1").save({ADMIN: thing(reclaim(enableReclaim=False), "h1")})
+    server = Server()
+    server.tell("h2")
+    server.say(enableReclaim=True, minReclaimedResourceForReport={"cpu": "3"})
+    cluster = ClusterConnection("n1", tmp_path)
+    config, messages = cluster.open({}, AgentConfig(report=ReportConfig(extended_resources=True)), fits)
+    assert (config.advisor.enable_reclaim, messages) == (False, ())
+    heard: list[AgentConfig] = []
+    async with serving(server.answer) as address, AsyncExitStack() as stack:
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text(KUBECONFIG.format(address))
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        sinks = await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack))
+        assert len(sinks) == 3
+        assert [source.name for source in cluster.sources] == [
+            "dynamic-config",
+            "cnr",
+            "events",
+            "extended-resources",
+            "node-report",
+        ]
+        cluster.start(heard.append, SupervisedTasks(stack))
+        await until(lambda: heard, "the new content is obeyed")
+        told, obeyed, requests = cluster.told(), cluster.obeyed(), cluster.requests()
+    assert obeyed == {("AdminQoSConfiguration", "kube-system/all", "h2"): True}
+    assert requests["GET", "adminqosconfigurations.v1alpha1.config.katalyst.kubewharf.io", "200"] == 1
+    assert (heard[0].advisor.enable_reclaim, heard[0].report.min_cores) == (True, 3.0)
+    assert heard[0].report.extended_resources, "the file's own settings stay"
+    assert (told.node, [one.hash for one in told.objects]) == ("n1", ["h2"])
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("act", "serve", "lent"),
+    [
+        (ActMode.ON, (), True),
+        (ActMode.DRY_RUN, (), False),
+        (ActMode.DRY_RUN, ("pod-resources",), False),
+        (ActMode.DRY_RUN, ("advisor",), True),  # a stock QRM plugin carries it out
+        (ActMode.OFF, ("advisor",), False),
+    ],
+)
+async def test_a_node_lends_only_where_somebody_takes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: ActMode, serve: tuple[Any, ...], lent: bool
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.format("http://127.0.0.1:1"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    config = AgentConfig(
+        report=ReportConfig(extended_resources=True), sockets=SocketsConfig(serve=serve, advisor_dir=str(tmp_path))
+    )
+    cluster = ClusterConnection("n1", None)
+    cluster.open({}, config, fits)
+    async with AsyncExitStack() as stack:
+        (written,) = [
+            one
+            for one in await cluster.join(config, act, None, SupervisedTasks(stack))
+            if isinstance(one, ExtendedResources)
+        ]
+        written.publish(finished())
+        assert any(written._wanted.values()) is lent
+
+
+@pytest.fixture
+def socks() -> Iterator[Path]:
+    """Of tests' own folders the path can be too long for a socket in it."""
+    with TemporaryDirectory(prefix="socks") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("report", "kubelet", "names"),
+    [
+        ({}, False, ["cnr", "events", "node-report"]),
+        ({"pod_resources": "/nowhere.sock"}, True, ["cnr", "events", "node-report"]),
+        ({"reporter_plugins": "/nowhere"}, False, ["cnr", "events", "node-report", "reporter-plugins"]),
+        ({"offered_in": "{}"}, True, ["offered-report", "events"]),
+    ],
+)
+async def test_who_works_beside_the_rounds(
+    tmp_path: Path,
+    socks: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    report: dict[str, str],
+    kubelet: bool,
+    names: list[str],
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.format("http://127.0.0.1:1"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    said = {name: value.format(socks) for name, value in report.items()}
+    cluster = ClusterConnection("n1", None, kubelet=kubelet)
+    cluster.open({}, AgentConfig(report=ReportConfig(**said)), fits)  # type: ignore[arg-type]
+    async with AsyncExitStack() as stack:
+        await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack))
+        assert [source.name for source in cluster.sources] == ["dynamic-config", *names]
+        cluster.start(lambda _config: None, SupervisedTasks(stack))
+        if "offered_in" in report:
+            await until((socks / "dioptase-reporter.sock").is_socket, "it is offered")
+        if "pod_resources" in report:
+            (around,) = [one for one in cluster.sources if one.name == "node-report"]
+            await until(lambda: around.problem() is not None, "neither the kubelet nor its socket is there")
+
+
+async def test_a_node_s_name_without_an_api_server_is_refused_before_anything_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    cluster = ClusterConnection("n1", None)
+    cluster.open({}, AgentConfig(), fits)
+    async with AsyncExitStack() as stack:
+        with pytest.raises(Unavailable):
+            await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack))
+
+
+async def test_nobody_s_token_is_known_before_the_cluster_was_joined() -> None:
+    with pytest.raises(Unavailable, match="has not joined its cluster yet"):
+        await ClusterConnection("n1", None).review("token", "/metrics")
+
+
+def test_tokens_are_not_reviewed_without_a_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("exporters: {tokenReview: true}\n")
+    run = f"from cli.main import main; main(['agent', '--config', '{path}', '--state-dir', '{tmp_path / 'state'}'])"
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"{path}: exporters.tokenReview: it is the API server that knows tokens; give --node too" in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "name"),
+    [
+        ({}, "n1"),
+        ({"url": "https://localhost:10250"}, "n1"),
+        ({"url": "https://[::1]:10250"}, "n1"),
+        ({"url": "https://192.0.2.1:10250"}, ""),
+        ({"url": "http://127.0.0.1:10255"}, ""),
+        ({"serverName": "kubelet"}, "kubelet"),
+    ],
+)
+def test_a_kubelet_at_loopback_is_known_by_its_node_s_name(kubelet: dict[str, str], name: str) -> None:
+    assert msgspec.convert(kubelet, KubeletConfig).named("n1").server_name == name

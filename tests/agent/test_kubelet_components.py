@@ -1,0 +1,64 @@
+"""The agent's part that asks the kubelet: opened with its settings, shown as sources, closed without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from agent.components import open_kubelet
+from agent.config.config import AgentConfig
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from agent.sensors.pods.pod_spec import PodParsingContext
+from api.interfaces import Unavailable
+from common.supervised_tasks import SupervisedTasks
+from tests.agent.sensors.pods.kubelet_objects import Cgroups, listing, pod
+from tests.agent.sensors.pods.test_cri_client import Containerd
+from tests.agent.sensors.pods.test_kubelet_client import serving
+
+
+async def test_pods_are_there_at_once_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").mkdir()
+    path = Cgroups(tmp_path / "cgroup").make("uid-web", "web-main")
+    containerd = Containerd()
+    containerd.run("web", "main", "web-main")
+    server = await containerd.serve(tmp_path / "c.sock")
+
+    async def kubelet(_request: web.Request) -> web.Response:
+        return web.Response(body=listing(pod("web")))
+
+    async with serving(kubelet) as url:
+        said = {"kubelet": {"url": url, "runtimeSocket": f"unix://{tmp_path}/c.sock", "intervalS": 0.2}}
+        async with AsyncExitStack() as stack:
+            hierarchy = Hierarchy(v1={}, v2=tmp_path / "cgroup")
+            pods, probes = await open_kubelet(
+                msgspec.convert(said, AgentConfig), PodParsingContext(), hierarchy, SupervisedTasks(stack)
+            )
+            (found,) = pods.read()
+            assert [each.cgroup for each in found.containers] == [path]
+            assert [(probe.name, probe.form, probe.problem()) for probe in probes] == [
+                ("kubelet", "http", None),
+                ("container-runtime", f"{tmp_path}/c.sock", None),
+                ("kubelet-managers", "unknown", None),
+            ]
+            assert probes[0].read({}).cgroups == {}
+        assert [task for task in asyncio.all_tasks() if "Tending" in repr(task.get_coro())] == []
+    await server.stop()
+
+
+async def test_a_kubelet_that_is_not_there_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    said = {"kubelet": {"url": "http://127.0.0.1:1", "runtimeSocket": ""}}
+    async with AsyncExitStack() as stack:
+        pods, (kubelet, _) = await open_kubelet(
+            msgspec.convert(said, AgentConfig),
+            PodParsingContext(),
+            Hierarchy(v1={}, v2=tmp_path),
+            SupervisedTasks(stack),
+        )
+        with pytest.raises(Unavailable, match="nobody listens there"):
+            pods.read()
+        assert kubelet.problem() is not None

@@ -1,0 +1,57 @@
+"""Where `dioptase agent` takes its pods from: a file or the kubelet, not both, and without either it only watches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import cli.agent
+from agent.__main__ import AgentOptions
+from api.decision import ActMode
+
+
+def started(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[AgentOptions | None, str]:
+    """What the agent would be run with, and what is said."""
+    run: list[AgentOptions] = []
+
+    def main(options: AgentOptions) -> int:
+        run.append(options)
+        return 0
+
+    monkeypatch.setattr(cli.agent, "main", main)
+    result = CliRunner().invoke(cli.agent.agent, words)
+    return (run[0] if run else None), result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "kubelet", "act"),
+    [
+        ((), False, ActMode.OFF),
+        (("--kubelet",), True, ActMode.DRY_RUN),
+        (("--kubelet", "--act", "on"), True, ActMode.ON),
+        (("--kubelet", "--act", "off"), True, ActMode.OFF),
+        (("--pods", "pods.yaml"), False, ActMode.DRY_RUN),
+    ],
+)
+def test_pods_and_what_may_be_done_with_them(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], kubelet: bool, act: ActMode
+) -> None:
+    options, said = started(monkeypatch, *words)
+    assert options is not None, said
+    assert (options.kubelet, options.act) == (kubelet, act)
+    assert options.pods == (Path("pods.yaml") if "--pods" in words else None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--kubelet", "--pods", "pods.yaml"), "--kubelet and --pods both say which pods there are; choose one"),
+        (("--act", "on"), "--act on needs --pods or --kubelet"),
+    ],
+)
+def test_contradictions_are_refused(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:
+    options, output = started(monkeypatch, *words)
+    assert options is None
+    assert said in output

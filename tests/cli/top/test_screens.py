@@ -1,0 +1,230 @@
+"""The screens of `dioptase top` beside the overview, and the keys that choose them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from rich.console import Group
+from rich.text import Text
+
+from cli import formats
+from cli.top.blame_matrix import BlameRow, blame_matrix, blame_summary
+from cli.top.frame import overview_lines, render
+from cli.top.screens import SCREENS, SORT_BY_NAME, ScreenSelection, handle_key
+from exporters.view.cycle_view import View, build_view
+from tests.builders import colocation_run, four_cpu_node, interference_node
+from tests.builders.full_node import RICH_MEMORY
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def views(count: int = 40, **kinds: object) -> list[View]:
+    return [build_view(finished) for finished in interference_node.interference_cycles(count, **kinds)]  # type: ignore[arg-type]
+
+
+def frame_of(seen: list[View], choice: ScreenSelection, width: int, height: int) -> list[Text]:
+    """The lines that are drawn in a terminal of that size."""
+    group = render(seen[-1], seen, (), (width, height), choice)
+    assert isinstance(group, Group)
+    return [line for line in group.renderables if isinstance(line, Text)]
+
+
+def screen(key: str, *, width: int = 80, height: int = 24, sort: int = 0, seen: list[View] | None = None) -> list[str]:
+    shown = seen or views()
+    return [line.plain.rstrip() for line in frame_of(shown, ScreenSelection(screen=key, sort=sort), width, height)]
+
+
+@pytest.mark.parametrize("key", ["2", "3", "4", "5"])
+def test_golden_screens(key: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"top-{key}-80x24.txt", "".join(f"{line}\n" for line in screen(key)))
+
+
+def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
+    """See the table at the top of tests/builders/interference_node.py; a dot is less than 0.05 ms a second."""
+    frame = screen("2", width=100)
+    rows: dict[str, list[str]] = {}
+    for line in frame:
+        if line.startswith(("shop/web", "lab/batch", "/system")):
+            rows.setdefault(line.split()[0], line.split()[1:])
+    head = next(line for line in frame if line.startswith("ms of wait"))
+    assert head.split()[-8:] == ["all", "A", "B", "C", "rest", "quota", "rt", "other"]
+    # A is /batch (500 + 240 + 100), B the build (300 + 100 + 15), C /web.
+    assert frame.index("A lab/batch train") < frame.index("B /system.slice/build") < frame.index("C shop/web")
+    assert rows["shop/web"][:8] == ["400", "240", "100", "20", "·", "30", "4.0", "6.0"]
+
+
+@pytest.mark.parametrize(
+    ("by", "apart", "said"),
+    [
+        ({"/y": 71.0, "/x": 5.0}, (12.0, 6.0, 6.0), "/x waits most for /y: 71 ms a second, 71 % of its waits."),
+        ({"/y": 12.0, "/x": 5.0}, (71.0, 6.0, 6.0), ("/x waits most for its own quota, 71 % of its waits; "
+         "of its neighbours most for /y: 12 ms a second, 12 %.")),
+        ({"/y": 12.0, "/x": 71.0}, (5.0, 6.0, 6.0), ("/x waits most for its own tasks, 71 % of its waits; "
+         "of its neighbours most for /y: 12 ms a second, 12 %.")),
+        ({"/y": 4.0}, (0.0, 6.0, 0.0), ("/x waits most for real-time tasks, 60 % of its waits; "
+         "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
+        ({"/y": 4.0}, (0.0, 0.0, 6.0), ("/x waits most for other causes, 60 % of its waits; "
+         "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
+        ({"/x": 4.0}, (6.0, 0.0, 0.0), "No cgroup waits for another one; they wait for themselves, or for what stands apart."),
+    ],
+)  # fmt: skip
+def test_a_neighbour_is_not_said_to_be_the_cause_where_another_one_is_larger(
+    by: dict[str, float], apart: tuple[float, float, float], said: str
+) -> None:
+    victim = BlameRow("/x")
+    victim.by, victim.apart = by, list(apart)
+    assert blame_summary([victim], {}) == said
+
+
+@pytest.mark.parametrize("by_ms", [-3_600_000, 3_600_000])
+def test_a_clock_that_is_set_leaves_who_waits_on_whom(by_ms: int) -> None:
+    """Half of the half minute that is averaged was told by another clock; every wait of it counts."""
+    seen = views(40, waves=True)
+    moved = [
+        msgspec.structs.replace(view, wall_time_ms=view.wall_time_ms + by_ms) if view.seq > 25 else view
+        for view in seen
+    ]
+    assert blame_matrix(moved[-1], moved, 100, 12) == blame_matrix(seen[-1], seen, 100, 12)
+    assert blame_matrix(seen[-1], seen[25:], 100, 12) != blame_matrix(seen[-1], seen, 100, 12), (
+        "the waves differ over time"
+    )
+
+
+def test_the_table_is_sorted_as_chosen() -> None:
+    def order(sort: int) -> list[str]:
+        # The table is below the matrix: take what follows its heading.
+        frame = screen("3", sort=sort, width=100)
+        start = next(i for i, line in enumerate(frame) if line.startswith("cgroup"))
+        return [line.split()[0] for line in frame[start + 1 : start + 4]]
+
+    assert order(0)[0] == "lab/batch", "most memory"
+    direct = [column.title for column in SCREENS["3"].columns].index("direct")
+    assert order(direct) == ["/system.slice/build", "shop/web", "lab/batch"], "70, 12 and 0 ms a second"
+    assert order(SORT_BY_NAME) == ["/system.slice/build", "lab/batch", "shop/web"]
+
+
+def test_memory_says_what_can_be_promised_to_batch_work() -> None:
+    seen = views()
+    assert "can be promised" not in "\n".join(screen("3", seen=seen)), "nothing was advised"
+    seen[-1] = msgspec.structs.replace(seen[-1], memory=RICH_MEMORY)
+    assert "batch   3.00 GiB can be promised · no_risk: 4 GiB are free." in "\n".join(screen("3", seen=seen))
+
+
+def test_memory_says_what_is_short_and_who_was_killed() -> None:
+    frame = "\n".join(screen("3", width=120))
+    assert "2.00 GiB of 8.00 GiB could be had" in frame
+    assert "direct reclaim 82.0 ms/s · at limits 200 ms/s · stalled some 12 % · all 3.0 %" in frame
+    assert "kswapd0 active 40 % · wakeups 3.0/s" in frame
+    assert "below the low watermark: 0 Normal" in frame
+    assert (
+        f"{formats.clock((interference_node.STARTED_AT_NS + 5 * interference_node.S) / 1e6)} killed for memory: train<b> (process 4242)"
+        in frame
+    )
+    batch = next(line for line in frame.splitlines() if line.startswith("lab/batch"))
+    assert batch.split()[2:7] == ["300M", "320M", "94%", "0", "200"]
+
+
+def test_a_value_that_is_read_rarely_stays_on_the_screen() -> None:
+    seen = views(6)
+    stripped = [
+        view if i == 2 else _without_refaults(view) for i, view in enumerate(seen)
+    ]  # the file was read in the third round alone
+    batch = next(line for line in screen("3", width=120, seen=stripped) if line.startswith("lab/batch"))
+    assert "40" in batch.split()
+
+
+def _without_refaults(view: View) -> View:
+    return msgspec.structs.replace(
+        view, containers=tuple(msgspec.structs.replace(c, refaults=None) for c in view.containers)
+    )
+
+
+def test_threads_and_pressure() -> None:
+    frame = screen("4", width=120)
+    assert any("memory" in line and "some 12 % · all 3.0 %" in line for line in frame)
+    assert any(f"some 30 % · all {formats.ABSENT}" in line for line in frame)
+    web = next(line for line in frame if line.startswith("shop/web"))
+    assert web.split()[1:] == ["3", "1", "1", "7", "1.50", "25%", "2.0%", "0.5%"], (
+        "two are stuck, one of them for a disk"
+    )
+
+
+def test_disk_and_network() -> None:
+    frame = screen("5", width=120)
+    assert any(line.startswith("io ") and "some 5.0 % · all 1.0 %" in line for line in frame)
+    web = next(line for line in frame if line.startswith("shop/web"))
+    # 1 MiB a second in requests of 3 ms, in the slot up to 4.1 ms; 2 MiB sent, 1 received, 3 segments again.
+    assert web.split()[1:] == ["1.00M", "0B", "4.08ms", "0.5%", "2.00M", "1.00M", "3.0"]
+
+
+def test_a_source_that_blames_nobody_is_said() -> None:
+    told = [build_view(four_cpu_node.busy_cycle(seq)) for seq in range(1, 6)]
+    assert any("Who had the CPU meanwhile is not known" in line for line in screen("2", seen=told))
+
+
+@pytest.mark.parametrize("size", [(20, 3), (40, 10), (60, 16), (80, 24), (140, 40), (300, 90)])
+@pytest.mark.parametrize("key", ["1", "2", "3", "4", "5", "?"])
+@pytest.mark.parametrize("kind", ["plain", "hostile", "many", "nobody", "bare", "story"])
+def test_no_screen_leaves_its_terminal(size: tuple[int, int], key: str, kind: str) -> None:
+    seen = {
+        "plain": lambda: views(3),
+        "hostile": lambda: views(3, hostile=True, pods=()),
+        "many": lambda: views(3, more=200),
+        "nobody": lambda: views(3, pods=()),
+        "bare": lambda: [build_view(four_cpu_node.bare_cycle())],
+        "story": lambda: [
+            build_view(r) for r in colocation_run.simulate_run(3, others=(colocation_run.HOSTILE,)).rounds
+        ],
+    }[kind]()
+    width, height = size
+    choice = ScreenSelection(help=True) if key == "?" else ScreenSelection(screen=key)
+    frame = frame_of(seen, choice, width, height)
+    assert len(frame) == height
+    assert max(line.cell_len for line in frame) <= width
+    assert not any(char for line in frame for char in line.plain if not char.isprintable())
+
+
+def test_without_pods_the_overview_shows_who_runs_and_waits() -> None:
+    frame = screen("1", seen=views(pods=()), width=100, height=30)
+    assert any(line.startswith("/batch") for line in frame)
+    assert any("No pods are listed: every cgroup is watched" in line for line in frame)
+    assert any("all p50" in line and "slowest p50" in line for line in frame)
+
+
+def test_the_last_line_names_the_keys_and_marks_the_screen() -> None:
+    seen = views(3)
+    for key, chosen in SCREENS.items():
+        last = frame_of(seen, ScreenSelection(screen=key), 124, 24)[-1]
+        assert [
+            span.style for span in last.spans if last.plain[span.start : span.end] == f" {key} {chosen.title} "
+        ] == ["reverse"]
+        assert last.plain.endswith("q quit")
+    assert "q quit" not in overview_lines(seen[-1], seen, (), 120, 24)[-1].plain, "a frame on paper has no keys"
+
+
+def test_keys() -> None:
+    start = ScreenSelection()
+    assert handle_key(start, "q") is None
+    assert handle_key(start, "x") == start
+    assert handle_key(start, "s") == start, "nothing to sort on the overview"
+    memory = handle_key(start, "3")
+    assert memory == ScreenSelection(screen="3")
+    assert memory is not None
+    assert handle_key(memory, "s") == ScreenSelection(screen="3", sort=1)
+    assert handle_key(memory, "S") == ScreenSelection(screen="3", sort=len(SCREENS["3"].columns) - 1)
+    by_name = handle_key(memory, "n")
+    assert by_name == ScreenSelection(screen="3", sort=SORT_BY_NAME)
+    assert by_name is not None
+    assert handle_key(by_name, "s") == ScreenSelection(screen="3", sort=0)
+    helped = handle_key(memory, "?")
+    assert helped == ScreenSelection(screen="3", help=True)
+    assert helped is not None
+    assert handle_key(helped, "?") == memory
+    assert handle_key(helped, "2") == ScreenSelection(screen="2")

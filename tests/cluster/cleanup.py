@@ -1,0 +1,193 @@
+"""Clusters come and go: who may have which number, and everything of one removed, found by its names, whoever was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tests.cluster import cgroups
+from tests.cluster.daemons import SPACES, members, started
+from tests.cluster.names import CONTROL, HOME, MOST, Names, number_of
+from tests.cluster.node import OWN
+
+
+class ClusterNumberTaken(Exception):
+    """The number is another cluster's."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The process that a cluster is for; a cluster is not needed any longer than that."""
+
+    pid: int
+    started: str
+    """In the kernel's ticks: a number alone may be another process's by now."""
+
+    @property
+    def alive(self) -> bool:
+        return started(self.pid) == self.started
+
+
+def claim(numbers: Iterable[int], *, kept: bool, home: Path = HOME) -> Names:
+    """The first of these numbers that is free, for this process; `kept`, for as long as nobody removes it. Raises Taken.
+
+    What was left behind by processes that are gone is removed before.
+    """
+    with _alone(home):
+        for number in known_clusters(home):
+            if is_abandoned(Names(number, home)):
+                remove_all(Names(number, home))
+        for number in numbers:
+            names = Names(number, home)
+            if number in known_clusters(home):
+                continue
+            # With its owner at once, or not at all.
+            new = home / f"new-{number}"
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            if not kept:
+                (new / "owner").write_bytes(msgspec.json.encode(Owner(os.getpid(), started(os.getpid()))))
+            new.rename(names.run)
+            _make_mount_points(home)
+            return names
+    raise ClusterNumberTaken(
+        f"every number is taken; {home} has the clusters: make cluster-down removes that of make cluster"
+    )
+
+
+def release(names: Names) -> None:
+    """Remove a cluster, and what all of them share if it was the last."""
+    with _alone(names.home):
+        remove_all(names)
+
+
+def release_abandoned(also: Iterable[int] = (), home: Path = HOME) -> list[int]:
+    """The same of every cluster whose process is gone, and of those with these numbers; returns which there were."""
+    with _alone(home):
+        gone = [number for number in known_clusters(home) if number in also or is_abandoned(Names(number, home))]
+        for number in gone:
+            remove_all(Names(number, home))
+        _share_nothing(home)
+    return gone
+
+
+def known_clusters(home: Path = HOME) -> list[int]:
+    """Numbers of which there is anything: a folder, a namespace, a bridge or a cable."""
+    every = [Names(number, home) for number in range(MOST)]
+    return [names.number for names in every if names.run.exists() or _spaces(names) or _links(names)]
+
+
+def is_abandoned(names: Names) -> bool:
+    """Whether the one that it was for has ended, or its folder was removed under it."""
+    if not names.run.exists():
+        return True
+    owner = owner_of(names)
+    return owner is not None and not owner.alive
+
+
+def owner_of(names: Names) -> Owner | None:
+    """None of one that is kept until somebody removes it."""
+    try:
+        return msgspec.json.decode((names.run / "owner").read_bytes(), type=Owner)
+    except FileNotFoundError:
+        return None
+
+
+def remove_all(names: Names) -> None:
+    """Remove processes, cgroups, namespaces, links, mounts and files of a cluster. What is not there is passed over."""
+    spaces = _spaces(names)
+    _end_all(spaces)
+    cgroups.remove(names)
+    # What was started meanwhile, by those that have ended now.
+    _end_all(spaces)
+    # A namespace takes its cables with it only when the kernel comes to that.
+    for link in _links(names):
+        _quietly("ip", "link", "del", link)
+    for space in spaces:
+        _quietly("ip", "netns", "del", space)
+    for path in _mounts_below(names.run):
+        _quietly("umount", "--lazy", path)
+    shutil.rmtree(names.run, ignore_errors=True)
+    if names.run.exists():
+        # A file that was written while it was removed.
+        shutil.rmtree(names.run)
+    _share_nothing(names.home)
+
+
+def _end_all(spaces: list[str], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while pids := {pid for space in spaces for pid in members(space)}:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > until:
+            raise OSError(f"processes {sorted(pids)} do not end")
+        time.sleep(0.05)
+
+
+def _spaces(names: Names) -> list[str]:
+    if not SPACES.exists():
+        return []
+    return sorted(path.name for path in SPACES.iterdir() if number_of(path.name) == names.number)
+
+
+def _links(names: Names) -> list[str]:
+    ours = (names.bridge, names.link(CONTROL), names.link("node"))
+    return sorted(path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(ours))
+
+
+def _mounts_below(folder: Path) -> list[str]:
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [point for point in reversed(points) if point.startswith(f"{folder}/")]
+
+
+def _make_mount_points(home: Path) -> None:
+    """A node mounts over paths of this machine, so there must be something; what was made for that is written down before."""
+    with (home / "made").open("a") as made:
+        for path in map(Path, OWN):
+            for part in (*reversed(path.parents), path):
+                if not part.exists():
+                    made.write(f"{part}\n")
+                    made.flush()
+                    part.mkdir()
+
+
+def _share_nothing(home: Path) -> None:
+    """Without any cluster there is nothing that they share. Folders go only if they are empty: others may use them by now."""
+    if known_clusters(home):
+        return
+    try:
+        made = (home / "made").read_text().split()
+    except OSError:
+        return
+    for part in reversed(made):
+        if part == str(SPACES) and SPACES.exists() and not any(SPACES.iterdir()):
+            # iproute2 has mounted it over itself.
+            _quietly("umount", part)
+        try:
+            Path(part).rmdir()
+        except OSError:
+            continue
+    (home / "made").unlink()
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    home.mkdir(exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _quietly(*words: str) -> None:
+    subprocess.run(words, check=False, capture_output=True)

@@ -1,0 +1,54 @@
+"""A cluster that somebody has already, by KUBECONFIG: asked and written to as ours is, but never hurt."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.cluster.binaries import Missing, obtain
+from tests.cluster.cluster import CONSENT, Failed, printed
+from tests.cluster.server import Refused, Server
+
+_FILES = {
+    "authority": ("cluster", "certificate-authority-data"),
+    "certificate": ("user", "client-certificate-data"),
+    "key": ("user", "client-key-data"),
+}
+
+
+class ExternalCluster:
+    """Tests may change it once it says so: it has a namespace of the name CONSENT. Raises Missing where it has not."""
+
+    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+        self.kubeconfig, self._folder = kubeconfig, folder
+        self._kubectl = str(obtain(("kubectl",))["kubectl"])
+        self.server = self._server()
+        try:
+            self.server.ask("GET", f"/api/v1/namespaces/{CONSENT}")
+        except Refused as error:
+            raise Missing(
+                f"KUBECONFIG is {kubeconfig}, and its cluster does not say that tests may change it ({error}): "
+                f"unset KUBECONFIG to have a cluster made here, or kubectl create namespace {CONSENT}"
+            ) from None
+
+    def kubectl(self, *words: object, said: str | None = None) -> str:
+        """What it prints. Raises Failed."""
+        settings: Mapping[str, str] = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        return printed([self._kubectl, *map(str, words)], settings, said)
+
+    def _server(self) -> Server:
+        try:
+            said = json.loads(self.kubectl("config", "view", "--raw", "--flatten", "--minify", "--output=json"))
+        except Failed as error:
+            raise Missing(f"KUBECONFIG: {error}") from None
+        parts = {"cluster": said["clusters"][0]["cluster"], "user": said["users"][0]["user"]}
+        files = {}
+        for name, (part, field) in _FILES.items():
+            if field not in parts[part]:
+                raise Missing(f"KUBECONFIG: {part}: tests ask with {field}, which {self.kubeconfig} does not have")
+            files[name] = self._folder / name
+            files[name].write_bytes(base64.b64decode(parts[part][field]))
+        return Server(parts["cluster"]["server"], files["authority"], files["certificate"], files["key"])

@@ -1,0 +1,53 @@
+"""What is installed with: the image, built once for what it is made of, and helm."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.cluster.binaries import CACHE, Missing, beside
+from tests.cluster.cluster import Cluster, printed
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy/helm/dioptase"
+IMAGE, TAG = "localhost/dioptase", "test"
+_CODE = ("api", "kube", "probes", "agent", "exporters", "controller", "cli", "demo")
+_FILES = ("deploy/Dockerfile", "deploy/image", "requirements.lock", "pyproject.toml")
+
+
+def image_archive() -> Path:
+    """The image, as it would be built of this tree; the one before it goes. Raises Missing."""
+    digest = hashlib.sha256()
+    files = [ROOT / name for name in _FILES]
+    files += sorted(path for name in _CODE for path in (ROOT / name).rglob("*") if _is_code(path))
+    for path in files:
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    folder = CACHE.parent / "image"
+    made = folder / f"tested-{digest.hexdigest()[:12]}.tar"
+    if not made.exists():
+        for program in ("mmdebstrap", "buildah"):
+            if shutil.which(program) is None:
+                raise Missing(f"{program} is not installed: deploy/install-packages image")
+        folder.mkdir(parents=True, exist_ok=True)
+        print("building the image (minutes on first use)", flush=True)
+        try:
+            subprocess.run([ROOT / "deploy/image", made, f"{IMAGE}:{TAG}"], check=True)
+        except subprocess.CalledProcessError as error:
+            raise Missing(f"the image cannot be built: {error}") from None
+        for old in set(folder.glob("tested-*.tar")) - {made}:
+            old.unlink()
+    return made
+
+
+def _is_code(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts and "recording" not in path.parts
+
+
+def helm(cluster: Cluster, *words: object) -> str:
+    """What it prints. Raises Failed."""
+    folder = cluster.names.run / "helm"
+    settings = {"PATH": os.environ["PATH"], "HOME": str(folder), "KUBECONFIG": str(cluster.kubeconfig)}
+    return printed([str(beside("helm")), *map(str, words)], settings)

@@ -1,0 +1,79 @@
+"""Who our programs are on a cluster: service accounts that may what the chart's roles say, and no more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deploy import chart
+from tests.cluster.cluster import Cluster
+from tests.cluster.server import Refused
+
+RBAC = "rbac.authorization.k8s.io"
+LENDING = {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}
+"""What the chart adds with agent.extendedResources."""
+
+
+def shipped(name: str) -> list[tuple[str, Any]]:
+    """Kind and rules of every role of this account, by the chart as everybody has it who sets nothing."""
+    made = [msgspec.yaml.decode(text) for text in chart.KUSTOMIZE_BASE.read_text().split("\n---\n")[1:]]
+    roles = [one for one in made if one["kind"] in ("ClusterRole", "Role") and one["metadata"]["name"] == name]
+    return [(one["kind"], one["rules"]) for one in roles]
+
+
+class Account:
+    """One service account, made where it is missing, with a token and a kubeconfig file for programs outside of pods."""
+
+    def __init__(
+        self, cluster: Cluster, name: str, namespace: str, folder: Path, more: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """`more` are rules for all of the cluster."""
+        self._cluster, self._name, self._namespace, self._more = cluster, name, namespace, more
+        self.token, self.kubeconfig = folder / f"{name}.token", folder / f"{name}.kubeconfig"
+        self.authority = cluster.control.authority.certificate("ca")
+        self._grant()
+        self._write()
+
+    def _grant(self) -> None:
+        self._make("/api/v1", f"namespaces/{self._namespace}/serviceaccounts", self._name, {})
+        who = {"kind": "ServiceAccount", "name": self._name, "namespace": self._namespace}
+        for kind, rules in shipped(self._name):
+            where = f"namespaces/{self._namespace}/" if kind == "Role" else ""
+            more = self._more if kind == "ClusterRole" else ()
+            self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}s", self._role, {"rules": [*rules, *more]})
+            what = {"apiGroup": RBAC, "kind": kind, "name": self._role}
+            body = {"subjects": [who], "roleRef": what}
+            self._make(f"/apis/{RBAC}/v1", f"{where}{kind.lower()}bindings", self._role, body)
+
+    @property
+    def _role(self) -> str:
+        return f"{self._name}-{self._namespace}"
+
+    def forget(self) -> None:
+        """Remove what is not in its namespace, and so does not go with it."""
+        for kind in ("clusterrolebindings", "clusterroles"):
+            self._cluster.server.ask("DELETE", f"/apis/{RBAC}/v1/{kind}/{self._role}")
+
+    def _make(self, api: str, kind: str, name: str, body: Mapping[str, Any]) -> None:
+        try:
+            self._cluster.server.ask("POST", f"{api}/{kind}", {"metadata": {"name": name}, **body})
+        except Refused as error:
+            if error.status != 409:
+                raise
+
+    def _write(self) -> None:
+        path = f"/api/v1/namespaces/{self._namespace}/serviceaccounts/{self._name}/token"
+        made = self._cluster.server.ask("POST", path, {"spec": {"expirationSeconds": 3600}})
+        self.token.write_text(made["status"]["token"])
+        cluster = {"server": self._cluster.names.server, "certificate-authority": str(self.authority)}
+        said = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "one",
+            "clusters": [{"name": "one", "cluster": cluster}],
+            "users": [{"name": "one", "user": {"tokenFile": str(self.token)}}],
+            "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one", "namespace": self._namespace}}],
+        }  # fmt: skip
+        self.kubeconfig.write_text(json.dumps(said))

@@ -1,0 +1,400 @@
+"""Acting on a stock kubelet: what policies decide is in the kernel's files, from a container's first instruction on; what
+others reset is repaired and counted; and everything is put back at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.nri.session import connect_nri
+from api.cpu import parse_cpu_list
+from api.proto import nri_pb2 as nri
+from tests.cluster.agents import ROOT, Agent
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import wait
+from tests.cluster.external_cluster import ExternalCluster
+from tests.cluster.node import SOCKET, Node
+from tests.cluster.objects import a_pod
+from tests.cluster.server import Server
+
+pytestmark = pytest.mark.cluster
+KATALYST = "katalyst.kubewharf.io"
+QOS, MEMORY = f"{KATALYST}/qos_level", f"{KATALYST}/memory_enhancement"
+V1 = Path("/sys/fs/cgroup/cpu").exists()
+CPUS = Path("/sys/devices/system/cpu/online").read_text().strip()
+ALL = set(parse_cpu_list(CPUS))
+POLICY = {
+    "policy": "canonical",
+    "minShareCores": 1,
+    "reservedForAllocateCores": 0.5,
+    "rampUpS": 0,
+    "minRampDownPeriodS": 0,
+    "maxRampDownCores": 8,
+}
+CANONICAL = {"advisor": POLICY, "placing": {"rampUpS": 0}, "intervalS": 0.5}
+NO_NRI = {"kubelet": {"nriSocket": ""}}
+FILES = ("cpuset/cpuset.cpus", "cpu/cpu.shares", "cpu/cpu.cfs_quota_us")
+# What its own first instructions find; the files are those of its own cgroup.
+TELL = "cat " + " ".join(f"/sys/fs/cgroup/{file}" for file in FILES)
+STAY = "trap exit TERM; while :; do sleep 1; done"
+LEVELS = {
+    "web": ("shared_cores", "burstable", {"cpu": "200m"}),
+    "db": ("dedicated_cores", "", {"cpu": "1", "memory": "32Mi"}),
+    "batch": ("reclaimed_cores", "besteffort", {}),
+    "log": ("system_cores", "burstable", {"cpu": "100m"}),
+}
+
+
+class Pods:
+    """Those of one test, on one node."""
+
+    def __init__(self, node: Node, server: Server, namespace: str, cluster: Cluster) -> None:
+        self.node, self._server, self._namespace, self._cluster = node, server, namespace, cluster
+        self._uids: dict[str, str] = {}
+
+    def run(self, name: str) -> None:
+        """And wait until it runs: it is of the level that its name up to a number has in LEVELS."""
+        level, qos, requests = LEVELS[name.rstrip("0123456789")]
+        pod = a_pod(name)
+        pod["metadata"]["annotations"] = {QOS: level}
+        container = pod["spec"]["containers"][0]
+        container |= {"command": ["sh", "-c", f"{TELL}; {STAY}"], "resources": {"requests": requests}}
+        if not qos:  # Guaranteed
+            container["resources"]["limits"] = requests
+            pod["metadata"]["annotations"][MEMORY] = '{"numa_binding": "true"}'
+        path = f"/api/v1/namespaces/{self._namespace}/pods"
+        self._uids[name] = self._server.ask("POST", path, pod)["metadata"]["uid"]
+        wait(f"pod {name}", lambda: self._server.ask("GET", f"{path}/{name}")["status"]["phase"] == "Running")
+
+    def told(self, name: str) -> list[str]:
+        """List of CPUs, shares and quota as its first instructions found them."""
+        logs = ("logs", "--namespace", self._namespace, name)
+        wait(f"what {name} says", lambda: self._cluster.kubectl(*logs).count("\n") >= len(FILES))
+        return self._cluster.kubectl(*logs).split()
+
+    def file(self, name: str, file: str) -> Path:
+        controller, _, knob = file.partition("/")
+        parts = [self.node.cgroup_root.strip("/"), "kubepods", LEVELS[name.rstrip("0123456789")][1]]
+        pod = Path("/sys/fs/cgroup", controller, *filter(None, parts), f"pod{self._uids[name]}")
+        # The sandbox has a cgroup too, with the one program that sleeps for ever.
+        (found,) = (path for path in pod.iterdir() if path.is_dir() and _runs(path, b"sh"))
+        return found / knob
+
+    def lives(self, name: str) -> bool:
+        """Whether its container runs now."""
+        try:
+            return self.file(name, FILES[0]).exists()
+        except (ValueError, OSError):
+            return False
+
+    def now(self, name: str) -> list[str]:
+        return [self.file(name, file).read_text().strip() for file in FILES]
+
+    def id(self, name: str) -> str:
+        return self.file(name, FILES[0]).parent.name
+
+    def cpus(self, name: str) -> set[int]:
+        """Those that it may use now."""
+        return set(parse_cpu_list(self.now(name)[0]))
+
+
+def _runs(group: Path, program: bytes) -> bool:
+    pids = (group / "cgroup.procs").read_text().split()
+    return bool(pids) and Path(f"/proc/{pids[0]}/cmdline").read_bytes().startswith(program + b"\0")
+
+
+def with_sections(*documents: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for document in documents for key, value in document.items()}
+
+
+@pytest.fixture
+def node(ours: Cluster, cluster: Cluster | ExternalCluster) -> Node:
+    if not V1:
+        pytest.skip("reads files of version 1; tests/vm has version 2")
+    return ours.nodes[0]
+
+
+@pytest.fixture
+def pods(node: Node, server: Server, workspace: str, ours: Cluster) -> Iterator[Pods]:
+    yield Pods(node, server, workspace, ours)
+    # The next test's pods have the node for themselves.
+    ours.kubectl("delete", "pods", "--namespace", workspace, "--all", "--grace-period=0", "--force", "--wait=true")
+
+
+def apart(pods: Pods, one: str, other: str) -> bool:
+    """Whether their CPUs are disjoint."""
+    return not pods.cpus(one) & pods.cpus(other)
+
+
+def repairs(agent: Agent) -> float:
+    return sum(value for name, value in agent.metrics().items() if name.startswith("dioptase_knob_repairs_total"))
+
+
+def test_limits_hold_before_the_first_instruction_and_are_put_back(pods: Pods, tmp_path: Path) -> None:
+    with Agent(pods.node, tmp_path, CANONICAL) as agent:
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("web")
+        pods.run("batch")
+        assert pods.told("web")[0] == pods.now("web")[0]
+        assert pods.told("batch")[0] == pods.now("batch")[0]
+        assert apart(pods, "web", "batch")
+        pods.run("db")
+        alone = set(parse_cpu_list(pods.told("db")[0]))
+        assert len(alone) == 1, "dedicated: the others have to go, and go within a round"
+        wait("the others", lambda: apart(pods, "db", "web") and apart(pods, "db", "batch") and pods.cpus("db") == alone)
+        assert agent.end() == 0
+        said = agent.said()
+    assert [pods.now(name)[0] for name in ("web", "batch", "db")] == [CPUS] * 3
+    made = re.findall(r"pod\S+: cpuset\.cpus (\S+) -> (\S+) \(applied\) put back", said)
+    assert all(after == CPUS for _, after in made), "nothing was taken back while it ran"
+    # Whoever changes a container through the runtime from now on has it write all that it believes.
+    for name in ("web", "batch", "db"):
+        pods.node.run(*_update(pods, name, cpu_shares=64))
+    assert [pods.now(name)[:2] for name in ("web", "batch", "db")] == [[CPUS, "64"]] * 3
+
+
+def test_a_dedicated_pod_keeps_its_cpus_while_it_is_started_anew(pods: Pods, tmp_path: Path) -> None:
+    with Agent(pods.node, tmp_path, CANONICAL) as agent:
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("batch")
+        pods.run("db")
+        wait("the others", lambda: apart(pods, "db", "batch"))
+        alone, seen = pods.cpus("db"), set[int]()
+        for life in (1, 2):  # the second time the kubelet waits for ten seconds, in which there is no container
+            before = pods.id("db")
+            pid = int(pods.file("db", "cpu/cgroup.procs").read_text().split()[0])
+            os.kill(pid, signal.SIGKILL)
+
+            def again(before: str = before) -> bool:
+                seen.update(pods.cpus("batch"))
+                return pods.lives("db") and pods.id("db") != before
+
+            wait(f"life {life + 1}", again, 60)
+            assert set(parse_cpu_list(pods.told("db")[0])) == pods.cpus("db") == alone
+        assert not seen & alone, "nobody else's meanwhile"
+
+
+def test_what_only_the_runtime_knows_of_a_killed_agent_is_put_back_by_the_next(pods: Pods, tmp_path: Path) -> None:
+    with Agent(pods.node, tmp_path, CANONICAL) as agent:
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("web")
+        pods.run("batch")
+        given = pods.told("batch")[0]
+        assert given == pods.now("batch")[0] != CPUS
+        agent.kill()
+        (agent.state / "originals.json").unlink()  # as if it had been killed before its first round
+        agent.start()
+        wait("the runtime's word", lambda: agent.source("nri"))
+        wait("a round", lambda: agent.source("kubelet"))
+        assert agent.end() == 0
+        assert "counts for nothing" not in agent.said()
+    assert pods.now("batch")[0] == CPUS
+
+
+@contextmanager
+def another_plugin(node: Node, index: str, **cpu: Any) -> Iterator[None]:
+    """One that sets this of every container that is made."""
+
+    def synchronized(request: Any) -> nri.SynchronizeResponse:
+        there.set()
+        return nri.SynchronizeResponse(more=request.more)
+
+    async def stay() -> None:
+        response = nri.CreateContainerResponse()
+        response.adjust.linux.resources.cpu.CopyFrom(nri.LinuxCPU(**cpu))
+        handlers = {
+            "Configure": lambda _request: nri.ConfigureResponse(events=1 << (nri.CREATE_CONTAINER - 1)),
+            "Synchronize": synchronized,
+            "CreateContainer": lambda _request: response,
+            "StateChange": lambda _request: nri.Empty(),
+        }
+        session = await connect_nri(node.at("/run/nri/nri.sock"), handlers, 5.0)
+        reading = asyncio.create_task(session.run())
+        register = nri.RegisterPluginRequest(plugin_name="another", plugin_idx=index)
+        await session.call("RegisterPlugin", register)
+        await asyncio.to_thread(over.wait)
+        await session.close()
+        await reading
+
+    there, over = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(stay()))
+    thread.start()
+    try:
+        assert there.wait(20)
+        yield
+    finally:
+        over.set()
+        thread.join(20)
+
+
+def test_two_plugins_that_set_the_same_keep_no_pod_from_starting(pods: Pods, tmp_path: Path) -> None:
+    shares = nri.OptionalUInt64(value=4)
+    with Agent(pods.node, tmp_path, {"intervalS": 0.5}) as agent, another_plugin(pods.node, "10", shares=shares):
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("batch")
+        assert pods.told("batch")[1] == "4", "at the second try, as the other one wants it"
+        assert agent.metrics()['dioptase_nri_containers_total{answer="refused"}'] == 1
+        idle = pods.file("batch", "cpu/cpu.idle")
+        wait("cpu.idle", lambda: idle.read_text().strip() == "1")
+
+
+def test_lists_of_another_plugin_stay_and_nobody_is_refused(pods: Pods, tmp_path: Path) -> None:
+    with Agent(pods.node, tmp_path, CANONICAL) as agent, another_plugin(pods.node, "98", cpus="1"):
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("web")
+        assert pods.told("web")[0] == "1"
+        assert agent.metrics()['dioptase_nri_containers_total{answer="refused"}'] == 0
+
+
+def test_system_pods_have_the_reserved_cpus(pods: Pods, tmp_path: Path) -> None:
+    reserved = {"placing": {"rampUpS": 0, "reservedCpuList": "0"}}
+    with Agent(pods.node, tmp_path, with_sections(CANONICAL, reserved)) as agent:
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("log")
+        pods.run("batch")
+        assert pods.told("log")[0] == "0"
+        assert set(parse_cpu_list(pods.told("batch")[0])) < ALL - {0} or len(ALL) == 2
+        assert apart(pods, "log", "batch")
+
+
+def test_without_nri_a_round_gives_them_the_same_and_repairs_what_somebody_resets(pods: Pods, tmp_path: Path) -> None:
+    with Agent(pods.node, tmp_path, with_sections(CANONICAL, NO_NRI)) as agent:
+        pods.run("web")
+        pods.run("batch")
+        assert (pods.told("batch")[0], agent.source("nri")) == (CPUS, None), "a while as the kubelet made it"
+        wait("the round", lambda: apart(pods, "web", "batch"))
+        before, given = repairs(agent), pods.now("batch")[0]
+        # As the kubelet does when it changes a container: all that the runtime knows of it is written again.
+        pods.node.run(*_update(pods, "batch", cpuset_cpus=CPUS))
+        assert pods.now("batch")[0] == CPUS
+        wait("the repair", lambda: pods.now("batch")[0] == given, 15)
+        wait("its count", lambda: repairs(agent) > before, 5)
+        agent.kill()
+        assert pods.now("batch")[0] == given
+        agent.start()
+        wait("a round", lambda: agent.source("kubelet"))
+        assert agent.end() == 0
+    assert (pods.now("web")[0], pods.now("batch")[0]) == (CPUS, CPUS)
+
+
+def test_latency_makes_batch_work_yield_from_its_first_instruction_on(pods: Pods, tmp_path: Path) -> None:
+    with Agent(pods.node, tmp_path, {"intervalS": 0.5}) as agent:
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("web")
+        pods.run("batch")
+        assert pods.told("batch")[:2] == [CPUS, "10"], "the least weight until cpu.idle can be set"
+        idle = pods.file("batch", "cpu/cpu.idle")
+        wait("cpu.idle", lambda: idle.read_text().strip() == "1")
+        root = idle.parents[2]
+        assert (root / "cpu.idle").read_text().strip() == "0"
+        # As the kubelet does when it starts, which the kernel refuses of an idle group.
+        (root / "cpu.shares").write_text((root / "cpu.shares").read_text())
+        pods.node.run(*_update(pods, "web", cpu_shares=512))
+        assert pods.now("web")[1] == "512", "of online pods nothing is decided"
+        assert agent.end() == 0
+    assert idle.read_text().strip() == "0"
+    assert (pods.now("batch")[1], pods.now("web")[1]) == ("2", "512"), "as the kubelet had asked for"
+
+
+@pytest.mark.long
+def test_the_runtime_may_be_the_writer_and_then_knows_what_it_wrote(pods: Pods, tmp_path: Path) -> None:
+    writer = {"kubelet": {"nriSocket": "", "writer": "cri"}}
+    with Agent(pods.node, tmp_path, with_sections(CANONICAL, writer)) as agent:
+        pods.run("web")
+        pods.run("batch")
+        wait("the round", lambda: apart(pods, "web", "batch"))
+        given = pods.now("batch")[0]
+        pods.node.run(*_update(pods, "batch", cpu_shares=4))
+        assert pods.now("batch")[:2] == [given, "4"], "its list of CPUs is what the runtime knows, and stays"
+        assert repairs(agent) == 0
+    assert pods.now("batch")[0] == CPUS
+
+
+@pytest.mark.long
+def test_containerd_may_be_started_anew(pods: Pods, tmp_path: Path, ours: Cluster) -> None:
+    with Agent(pods.node, tmp_path, CANONICAL) as agent:
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        pods.run("web")
+        ours.daemons.end(pods.node.containerd)
+        wait("the loss", lambda: agent.source("nri") is False)
+        ours.daemons.again(pods.node.containerd)
+        wait("the runtime's questions", lambda: agent.source("nri"), 30)
+        wait("the node", lambda: ours.ready(pods.node.name))
+        pods.run("batch")
+        assert set(parse_cpu_list(pods.told("batch")[0])) < ALL
+
+
+@pytest.mark.long
+def test_nobody_fights_a_static_cpu_manager(pods: Pods, tmp_path: Path) -> None:
+    """A file is believed that says more than the kubelet: its own is put where another one is said to have its directory."""
+    kubelet = tmp_path / "kubelet"
+    kubelet.mkdir()
+    real = json.loads(pods.node.at("/var/lib/kubelet/cpu_manager_state").read_text())
+    assert real["policyName"] == "none"
+    static = real | {"policyName": "static", "defaultCpuSet": CPUS}
+    (kubelet / "cpu_manager_state").write_text(json.dumps(static))
+    with Agent(pods.node, tmp_path, with_sections(CANONICAL, {"kubelet": {"rootDir": str(kubelet)}})) as agent:
+        wait("the runtime's questions", lambda: agent.source("nri"))
+        assert agent.source("kubelet-managers") is False
+        pods.run("web")
+        pods.run("batch")
+        cpus, weight, quota = pods.told("batch")
+        assert (cpus, weight) == (CPUS, "10")
+        assert 0 < int(quota) < len(ALL) * 100_000
+        wait("its quota", lambda: 0 < int(pods.now("batch")[2]) < len(ALL) * 100_000)
+        assert [pods.now(name)[0] for name in ("web", "batch")] == [CPUS, CPUS]
+
+
+def test_doctor_says_what_can_be_talked_to(pods: Pods, tmp_path: Path) -> None:
+    agent = Agent(pods.node, tmp_path, {})
+    code = "from cli.main import main; main()"
+    words = (
+        "env",
+        f"PYTHONPATH={ROOT}",
+        sys.executable,
+        "-c",
+        code,
+        "doctor",
+        "--json",
+        "--kubelet",
+        "--config",
+        agent.config,
+    )
+    found = json.loads(pods.node.run("sh", "-c", '"$@" || true', "sh", *words))
+    by_name = {check["name"]: check for check in found}
+    assert {name: by_name[name]["ok"] for name in ("kubelet", "container runtime", "optional: NRI")} == {
+        "kubelet": True,
+        "container runtime": True,
+        "optional: NRI": True,
+    }
+    assert "containers are made with their limits" in by_name["optional: NRI"]["detail"]
+    for manager in ("CPU", "memory"):
+        assert by_name[f"kubelet's {manager} manager"]["detail"].startswith("none, as ")
+
+
+def _update(pods: Pods, name: str, **linux: object) -> tuple[str, ...]:
+    """A command that changes a container as the kubelet does, when it runs in the node."""
+    code = """
+import asyncio, sys
+from pathlib import Path
+from common.grpc_unix import GrpcClient
+from api.proto import cri_runtime_pb2 as wire
+async def change():
+    peer = GrpcClient(Path(sys.argv[1]), wire.DESCRIPTOR.services_by_name["RuntimeService"])
+    linux = wire.LinuxContainerResources(**eval(sys.argv[3]))
+    await peer.call("UpdateContainerResources", wire.UpdateContainerResourcesRequest(container_id=sys.argv[2], linux=linux))
+    await peer.close()
+asyncio.run(change())
+"""
+    return ("env", f"PYTHONPATH={ROOT}", sys.executable, "-c", code, SOCKET, pods.id(name), repr(linux))

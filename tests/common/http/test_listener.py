@@ -1,0 +1,257 @@
+"""How many connections a server keeps, and who has to go for whom. On real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from common.http import listener
+from common.http.listener import MAX_CONNECTIONS, HttpListener
+from tests.exporters.certificates import Authority
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+LARGE = 8 << 20
+"""More than the buffers of two sockets hold."""
+
+
+@asynccontextmanager
+async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """A server of one small answer and one that does not fit into any buffer."""
+
+    async def small(_request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def large(_request: web.Request) -> web.Response:
+        return web.Response(body=bytes(LARGE))
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while True:
+            await answer.write(bytes(1000))
+            await asyncio.sleep(0.01)
+
+    app = web.Application()
+    app.router.add_get("/", small)
+    app.router.add_get("/large", large)
+    app.router.add_get("/slow", slow)
+    served = HttpListener(app)
+    ((_, port),) = await served.open("127.0.0.1", 0, "--listen", tls)
+    try:
+        yield port
+    finally:
+        await served.close()
+
+
+@asynccontextmanager
+async def held(port: int, count: int, request: str = "") -> AsyncIterator[list[Connection]]:
+    """Connections that send this much, one after another, and read nothing."""
+    connections: list[Connection] = []
+    try:
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            connections.append((reader, writer))
+            writer.write(request.encode())
+            await writer.drain()
+        yield connections
+    finally:
+        for _, writer in connections:
+            writer.close()
+
+
+async def ended(connection: Connection) -> bool:
+    """Whether the server has closed it; everything that it has sent is read."""
+    reader, _ = connection
+    try:
+        while await asyncio.wait_for(reader.read(1 << 16), 1):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+async def scrape(port: int) -> str:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/") as answer:
+        return await answer.text()
+
+
+async def ask(connection: Connection) -> bytes:
+    reader, writer = connection
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    return await reader.readexactly(2)
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    ["", "GET / HTTP/1.1\r\n", "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
+    ids=["silent", "half-asked", "kept-alive"],
+)
+async def test_beside_200_connections_that_are_held_a_scraper_is_served(
+    request_text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with serving() as port, held(port, 200, request_text) as connections:
+            assert await scrape(port) == "ok"
+            gone = await asyncio.gather(*map(ended, connections))
+    assert gone.count(False) == MAX_CONNECTIONS - 1
+    assert all(gone[:100]), "the oldest go"
+    assert [record.message for record in caplog.records] == [
+        "more than 64 connections to one port: those that asked for nothing for the longest time are closed, 1 so far"
+    ], "once a minute, however many"
+
+
+async def test_readers_that_do_not_read_keep_nobody_out() -> None:
+    request = "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with serving() as port, held(port, MAX_CONNECTIONS + 6, request) as connections:
+        assert await scrape(port) == "ok"
+        assert await asyncio.gather(*map(ended, connections[:7])) == [True] * 7
+
+
+async def test_a_scraper_that_keeps_its_connection_and_asks_now_and_then_keeps_it() -> None:
+    async with serving() as port, held(port, 1) as (scraper, *_):
+        for _ in range(6):
+            assert await ask(scraper) == b"ok"
+            async with held(port, MAX_CONNECTIONS - 1):
+                pass
+        assert await ask(scraper) == b"ok"
+
+
+async def test_connections_that_are_gone_take_no_place() -> None:
+    async with serving() as port, held(port, 1) as (quiet, *_):
+        for _ in range(3 * MAX_CONNECTIONS):
+            assert await scrape(port) == "ok"
+        assert await ask(quiet) == b"ok"
+
+
+async def test_who_never_begins_to_speak_tls_takes_no_place_for_long(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server")
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(certificate, key)
+    client = ssl.create_default_context(cafile=str(authority.certificate))
+    async with serving(server) as port, held(port, 200) as connections:
+        async with aiohttp.ClientSession() as session, session.get(f"https://localhost:{port}/", ssl=client) as answer:
+            assert await answer.text() == "ok"
+        gone = await asyncio.gather(*map(ended, connections))
+    assert gone.count(False) == MAX_CONNECTIONS - 1
+
+
+async def test_a_connection_that_asks_for_nothing_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "KEEPALIVE_S", 0.1)
+    async with serving() as port, held(port, 2) as (silent, asked):
+        assert await ask(asked) == b"ok"
+        assert await ended(silent)
+        assert await ended(asked)
+
+
+async def test_a_reader_that_takes_nothing_is_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "TCP_USER_TIMEOUT_S", 0.5)
+    dropped = asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        try:
+            while True:
+                await answer.write(bytes(1 << 16))
+        finally:
+            dropped.set()
+
+    app = web.Application()
+    app.router.add_get("/", endless)
+    served = HttpListener(app)
+    ((_, port),) = await served.open("127.0.0.1", 0, "--listen")
+    async with held(port, 1, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        await asyncio.wait_for(dropped.wait(), 20)
+    await served.close()
+
+
+async def test_without_descriptors_the_port_comes_back_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "ACCEPT_RETRY_S", 0.05)
+    async with serving() as port:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        client = socket.create_connection(("127.0.0.1", port))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free(), limits[1]))
+        try:
+            while "no connection can be taken: Too many open files" not in caplog.text:
+                await asyncio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        client.close()
+        assert await scrape(port) == "ok"
+
+
+def lowest_free() -> int:
+    descriptor = os.open("/", os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing"])
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+async def test_a_request_with_a_body_is_refused_unread(
+    path: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked: list[object] = []
+    monkeypatch.setattr("aiohttp.http_parser.DeflateBuffer.feed_data", lambda *given: unpacked.append(given))
+    fields = f"Host: localhost\r\nContent-Encoding: {encoding}\r\nContent-Length: 2000000"
+    async with (
+        serving() as port,
+        held(port, 1, f"GET {path} HTTP/1.1\r\n{fields}\r\n\r\n\x1f\x08") as ((reader, writer),),
+    ):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+        assert b"\r\nConnection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
+        assert await ended((reader, writer)), "nobody waits for the rest"
+        assert await scrape(port) == "ok"
+    assert not unpacked
+
+
+async def test_an_empty_body_is_none() -> None:
+    request = "GET / HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n"
+    async with serving() as port, held(port, 1, request) as ((reader, _),):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nExpect: \xff\r\n\r\n", b" 417 "),
+        (b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n\r\n", b" 417 "),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", b" 400 "),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello", b" 413 "),
+        (b"\xff / HTTP/1.1\r\n\r\n", b" 400 "),
+    ],
+)  # fmt: skip
+async def test_no_request_writes_into_the_log(
+    request_bytes: bytes, status: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as port, held(port, 1) as ((reader, writer),):
+        writer.write(request_bytes)
+        assert status in await reader.readline()
+        assert await ended((reader, writer))
+    assert caplog.records == []
+
+
+async def test_nor_does_whoever_goes_away_while_it_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as port:
+        async with held(port, 1, "GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n") as ((reader, _),):
+            await reader.readuntil(b"\r\n\r\n")
+        assert await scrape(port) == "ok"
+        await asyncio.sleep(0.1)
+    assert caplog.records == []

@@ -1,0 +1,133 @@
+"""Work that a bug ends is begun again, later each time, and seen until it has gone on for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+import pytest
+
+from common.backoff import Backoff
+from common.supervised_tasks import STEADY_S, SupervisedTasks
+
+SOON = Backoff(first_s=0.001, max_s=0.002)
+
+
+class Work:
+    """Ends by these bugs, one after another, and then goes on."""
+
+    def __init__(self, *bugs: Exception | None) -> None:
+        self.bugs, self.began, self.left = list(bugs), 0, 0
+        self.goes_on = asyncio.Event()
+
+    async def run(self) -> None:
+        self.began += 1
+        try:
+            if not self.bugs:
+                self.goes_on.set()
+                await asyncio.Event().wait()
+            if (bug := self.bugs.pop(0)) is not None:
+                raise bug
+        finally:
+            self.left += 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_it_is_begun_again_and_each_bug_is_in_the_log_once_with_where_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, work = Clock(), Work(ZeroDivisionError("a"), ZeroDivisionError("a"), KeyError("b"), ZeroDivisionError("a"))
+    async with AsyncExitStack() as stack:
+        tending = SupervisedTasks(stack, SOON, clock)
+        tending.begin("cnr", work.run)
+        assert tending.problem() is None
+        async with asyncio.timeout(20):
+            await work.goes_on.wait()
+        problem = tending.problem()
+        assert problem is not None
+        assert problem.reason == "cnr ended by a bug, and was begun again: ZeroDivisionError: a"
+        logged = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert [type(record.exc_info[1]).__name__ for record in logged if record.exc_info and record.exc_info[1]] == [
+            "ZeroDivisionError",
+            "KeyError",
+            "ZeroDivisionError",
+        ]
+        clock.now += STEADY_S - 1
+        assert tending.problem() is not None
+        clock.now += 1
+        assert tending.problem() is None, "it has gone on for long enough"
+    assert (work.began, work.left) == (5, 5), "and is over once the stack is left"
+
+
+async def test_what_comes_to_an_end_by_itself_is_begun_again_and_the_others_are_left_alone() -> None:
+    short, long = Work(None), Work()
+    async with AsyncExitStack() as stack:
+        tending = SupervisedTasks(stack, SOON)
+        tending.begin("short", short.run)
+        tending.begin("long", long.run)
+        async with asyncio.timeout(20):
+            await short.goes_on.wait()
+        problem = tending.problem()
+        assert problem is not None
+        assert problem.reason == "short ended by a bug, and was begun again: it came to an end"
+        assert (short.began, long.began) == (2, 1)
+
+
+async def test_waits_grow_from_failure_to_failure() -> None:
+    waits: list[float] = []
+
+    class Noted(Backoff, frozen=True):
+        def wait_s(self, failures: int, jitter: float = 0.0) -> float:
+            waits.append(failures)
+            return 0.0
+
+    work = Work(*[KeyError("x")] * 4)
+    async with AsyncExitStack() as stack:
+        SupervisedTasks(stack, Noted(first_s=1, max_s=1)).begin("work", work.run)
+        async with asyncio.timeout(20):
+            await work.goes_on.wait()
+    assert waits == [1, 2, 3, 4]
+
+
+async def test_what_was_cancelled_inside_work_does_not_end_it_unseen(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody else cancels what the work waits for, and not the work."""
+    began = 0
+    goes_on = asyncio.Event()
+
+    async def work() -> None:
+        nonlocal began
+        began += 1
+        if began == 3:
+            goes_on.set()
+            await asyncio.Event().wait()
+        inner = asyncio.create_task(asyncio.Event().wait())
+        inner.cancel()
+        await inner
+
+    async with AsyncExitStack() as stack:
+        tending = SupervisedTasks(stack, SOON)
+        tending.begin("cnr", work)
+        async with asyncio.timeout(20):
+            await goes_on.wait()
+        problem = tending.problem()
+        assert problem is not None
+        assert problem.reason == "cnr ended by a bug, and was begun again: CancelledError"
+    assert began == 3, "once the stack is left it is not begun again"
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+async def test_work_that_is_being_begun_again_ends_with_the_stack() -> None:
+    work = Work(KeyError("x"))
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        SupervisedTasks(stack, Backoff(first_s=1000, max_s=1000)).begin("work", work.run)
+        while not work.left:
+            await asyncio.sleep(0)
+    assert work.began == 1

@@ -1,0 +1,467 @@
+"""Which node gets which configuration: tables of cases, and what holds for every situation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.kcc import ownership
+from controller.kcc.rollout_plan import RolloutInputs, RolloutPlan, plan_rollout, with_entry
+from controller.kcc.targets import FINALIZER, LEGACY_FINALIZERS, InvalidTarget, canary_cutoff, config_hash
+from controller.kinds import Cnc, CncStatus, GroupVersionResource, Kcc, KccSpec, KccStatus
+from kube.objects import KubeMetadata, UnstructuredObject, parse_timestamp
+
+GVR = GroupVersionResource(group="config.katalyst.kubewharf.io", version="v1alpha1", resource="adminqosconfigurations")
+OTHER = msgspec.structs.replace(GVR, resource="authconfigurations")
+NOW = parse_timestamp("2026-01-31T12:00:00Z")
+ALLOWED = {0: frozenset({"zone"}), 10: frozenset({"zone", "kind"})}
+KIND = msgspec.to_builtins(GVR)
+
+
+def made(
+    name: str, spec: Mapping[str, Any] | None = None, config: object = None, *,
+    gone: bool = False, finalizers: tuple[str, ...] = (FINALIZER,), at: str = "2026-01-31T11:00:00Z",
+    status: Mapping[str, Any] | None = None,
+) -> UnstructuredObject:  # fmt: skip
+    metadata = KubeMetadata(
+        name=name, namespace="kat", uid=f"u-{name}", generation=3, creation_timestamp=at, finalizers=finalizers,
+        deletion_timestamp="2026-01-31T11:59:00Z" if gone else None,
+    )  # fmt: skip
+    return UnstructuredObject(
+        metadata=metadata, spec={**(spec or {}), "config": {"x": 1} if config is None else config}, status=status or {}
+    )
+
+
+def labelled(zone: str, priority: int = 0, **spec: object) -> dict[str, object]:
+    return {"nodeLabelSelector": f"zone={zone}", "priority": priority, **spec}
+
+
+def named(*names: str, lasts: str = "2h") -> dict[str, object]:
+    return {"ephemeralSelector": {"nodeNames": list(names), "lastDuration": lasts}}
+
+
+def node(zone: str = "", entry: Mapping[str, Any] | None = None, **labels: str) -> Cnc:
+    metadata = KubeMetadata(labels={**({"zone": zone} if zone else {}), **labels})
+    return Cnc(metadata=metadata, status=CncStatus(katalyst_custom_config_list=() if entry is None else (entry,)))
+
+
+def entry(name: str, config: object = None) -> dict[str, Any]:
+    return {
+        "configType": KIND,
+        "configName": name,
+        "configNamespace": "kat",
+        "hash": config_hash({"x": 1} if config is None else config, {}),
+    }
+
+
+def known(objects: list[UnstructuredObject], nodes: Mapping[str, Cnc], **more: Any) -> RolloutInputs:
+    return RolloutInputs(
+        gvr=GVR, allowed=ALLOWED, objects={f"kat/{each.metadata.name}": each for each in objects}, nodes=nodes, **more
+    )
+
+
+def given_to(result: RolloutPlan) -> dict[str, str | None]:
+    return {name: None if given is None else given["configName"] for name, given in result.entries.items()}
+
+
+def said(result: RolloutPlan, name: str) -> tuple[str, str]:
+    condition = result.statuses[f"kat/{name}"]["conditions"][-1]
+    return condition["reason"], condition["message"]
+
+
+NODES = {"n1": node("a"), "n2": node("b"), "n3": node("a", kind="gpu")}
+
+
+@pytest.mark.parametrize(
+    ("objects", "expected"),
+    [
+        ([], {}),
+        ([made("g")], {"n1": "g", "n2": "g", "n3": "g"}),
+        ([made("g"), made("a", labelled("a"))], {"n1": "a", "n2": "g", "n3": "a"}),
+        ([made("a", labelled("a"))], {"n1": "a", "n3": "a"}),
+        ([made("g"), made("a", labelled("a")), made("top", labelled("a", 10))], {"n1": "top", "n2": "g", "n3": "top"}),
+        ([made("g"), made("a", labelled("a")), made("e", named("n1", "n9"))], {"n1": "e", "n2": "g", "n3": "a"}),
+        ([made("g"), made("gone", labelled("a"), gone=True)], {"n1": "g", "n2": "g", "n3": "g"}),
+        ([made("g", {"paused": True})], {}),
+        ([made("g"), made("a", labelled("a", paused=True))], {"n2": "g"}),
+        ([made("g", {"updateStrategy": {"rollingUpdate": {"canary": 2}}})], {"n1": "g", "n2": "g"}),
+        ([made("g", {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"canary": "34%"}}})], {"n1": "g"}),
+        (
+            [made("g"), made("a", labelled("a", updateStrategy={"rollingUpdate": {"canary": 1}}))],
+            {"n1": "a", "n2": "g"},
+        ),
+        ([made("g"), made("old", named("n1", lasts="1h"))], {"n1": "g", "n2": "g", "n3": "g"}),
+    ],
+)
+def test_who_gets_what(objects: list[UnstructuredObject], expected: dict[str, str]) -> None:
+    assert given_to(plan_rollout(known(objects, NODES), NOW)) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "message"),
+    [
+        (
+            {"nodeLabelSelector": "zone=a", **named("n1")},
+            "ValidateFailed",
+            "cannot be combined with ephemeralSelector.nodeNames",
+        ),
+        (
+            {"ephemeralSelector": {"nodeNames": ["n1"]}},
+            "ValidateFailed",
+            "spec.ephemeralSelector.lastDuration: is missing",
+        ),
+        ({"ephemeralSelector": {"lastDuration": "1h"}}, "ValidateFailed", "lastDuration: needs nodeNames beside it"),
+        (
+            {"nodeLabelSelector": "zone=a", "ephemeralSelector": {"lastDuration": "1h"}},
+            "ValidateFailed",
+            "needs nodeNames",
+        ),
+        (named("n1", lasts="soon"), "ValidateFailed", "'soon' is no duration such as 90s"),
+        ({"nodeLabelSelector": "rack=a"}, "ValidateFailed", "label rack is not allowed for priority 0, only zone"),
+        (
+            labelled("a", 7),
+            "ValidateFailed",
+            "spec.priority: 7 has no nodeLabelSelectorAllowedKeyList in the KCC, which lists 0, 10",
+        ),
+        (
+            {"nodeLabelSelector": "zone>a"},
+            "ValidateFailed",
+            "spec.nodeLabelSelector: 'zone>a' is no part of a selector",
+        ),
+        ({"nodeLabelSelector": 7}, "ValidateFailed", "Expected str, got int - at spec.nodeLabelSelector"),
+        ({"priority": 2**40}, "ValidateFailed", "at spec.priority"),
+        ({"updateStrategy": {"type": "OnDelete"}}, "ValidateFailed", "at spec.updateStrategy.type"),
+        (
+            {"updateStrategy": {"rollingUpdate": {"canary": "some"}}},
+            "CalculateCanaryCutoffFailed",
+            "'some' is none; write 3 or 10%",
+        ),
+        ({"updateStrategy": {"rollingUpdate": {"canary": "1.5%"}}}, "CalculateCanaryCutoffFailed", "canary"),
+    ],
+)
+def test_an_object_that_cannot_stand_stops_its_kind(spec: dict[str, object], reason: str, message: str) -> None:
+    result = plan_rollout(known([made("bad", spec), made("g")], NODES), NOW)
+    found, told = said(result, "bad")
+    assert (found, result.invalid) == (reason, ("kat/bad",))
+    assert message in told
+    assert result.entries == {}
+    assert said(result, "g") == ("Normal", "not rolled out while kat/bad cannot stand")
+    assert "targetNodes" not in result.statuses["kat/g"], "the counts of nodes stay as they were"
+    assert "currentHash" not in result.statuses["kat/bad"], "what cannot stand has none"
+
+
+def test_a_configuration_that_is_none_has_no_hash() -> None:
+    result = plan_rollout(known([made("bad", config=[1])], NODES), NOW)
+    assert said(result, "bad") == ("HashFailed", "Expected object | null, got array - at spec.config")
+
+
+def test_a_configuration_that_is_nested_too_deep_stops_its_kind_and_not_the_controller() -> None:
+    deep: object = 1
+    for _ in range(200_000):
+        deep = {"a": deep}
+    result = plan_rollout(known([made("bad", config=deep)], NODES), NOW)
+    assert said(result, "bad")[0] == "HashFailed"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ({}, {}, "both are for all nodes"),
+        (
+            labelled("a"),
+            {"nodeLabelSelector": "zone in (a,b)"},
+            "a node can match both selectors, and both have priority 0",
+        ),
+        (labelled("a"), {"nodeLabelSelector": "zone!=b"}, "both have priority 0"),
+        (named("n1", "n2"), named("n2", "n3"), "both name node n2"),
+    ],
+)
+def test_objects_that_cannot_stand_together_are_both_invalid(
+    one: dict[str, object], other: dict[str, object], message: str
+) -> None:
+    result = plan_rollout(known([made("one", one), made("two", other)], NODES), NOW)
+    assert result.invalid == ("kat/one", "kat/two")
+    assert message in said(result, "one")[1]
+    assert said(result, "two")[1].startswith("conflicts with kat/one: ")
+    assert result.entries == {}
+
+
+def test_what_stands_together() -> None:
+    objects = [
+        made("g"),
+        made("a", labelled("a")),
+        made("b", labelled("b")),
+        made("top", labelled("a", 10)),
+        made("e", named("n1")),
+        made("f", named("n2")),
+    ]
+    assert plan_rollout(known(objects, NODES), NOW).invalid == ()
+
+
+def test_an_object_that_cannot_be_read_stops_its_kind_too() -> None:
+    result = plan_rollout(known([made("g")], NODES, unreadable={"kat/odd": "Expected `object`"}), NOW)
+    assert (result.entries, result.invalid) == ({}, ("kat/odd",))
+
+
+def test_nodes_of_an_object_that_goes_move_and_only_then_it_goes() -> None:
+    objects = [made("g"), made("a", labelled("a"), {"x": 2}, gone=True)]
+    nodes = {"n1": node("a", entry("a", {"x": 2})), "n2": node("b", entry("g"))}
+    first = plan_rollout(known(objects, nodes), NOW)
+    assert (given_to(first), first.finalizers) == ({"n1": "g"}, {})
+    moved = plan_rollout(known(objects, {"n1": node("a", entry("g")), "n2": nodes["n2"]}), NOW)
+    assert (given_to(moved), moved.finalizers) == ({}, {"kat/a": ()})
+
+
+def test_what_no_object_is_for_any_longer_is_taken_away_even_while_others_are_paused() -> None:
+    nodes = {"n1": node("a", entry("gone")), "n2": node("b", entry("g"))}
+    assert given_to(plan_rollout(known([made("g", {"paused": True})], nodes), NOW)) == {"n1": None}
+    assert given_to(plan_rollout(known([], nodes), NOW)) == {"n1": None, "n2": None}
+
+
+def test_a_deletion_does_not_wait_for_somebody_elses_mistake() -> None:
+    result = plan_rollout(
+        known([made("bad", {"priority": "x"}), made("a", gone=True)], {"n1": node(entry=entry("a"))}), NOW
+    )
+    assert result.finalizers == {"kat/a": ()}
+    assert result.entries == {}
+
+
+def test_finalizers_are_ours_alone_to_change() -> None:
+    before = ("someone/else", LEGACY_FINALIZERS[0])
+    result = plan_rollout(known([made("g", finalizers=before)], {}), NOW)
+    assert result.finalizers == {"kat/g": ("someone/else", FINALIZER)}
+    gone = plan_rollout(known([made("g", finalizers=(*before, FINALIZER), gone=True)], {}), NOW)
+    assert gone.finalizers == {"kat/g": ("someone/else",)}
+
+
+def test_what_holds_for_a_time_ends_when_it_is_over() -> None:
+    objects = [
+        made("e", named("n1", lasts="90m")),
+        made("f", named("n2", lasts="2h")),
+        made("over", named("n3", lasts="60m")),
+    ]
+    result = plan_rollout(known(objects, NODES), NOW)
+    assert result.expired == ("kat/over",)
+    assert result.wake_at_s == parse_timestamp("2026-01-31T12:30:00Z")
+    assert plan_rollout(known(objects, NODES), NOW + 1800).expired == ("kat/e", "kat/over")
+
+
+def test_status_counts_what_is_and_not_what_is_meant() -> None:
+    spec = {"updateStrategy": {"rollingUpdate": {"canary": 2}}}
+    nodes = {
+        "n1": node(entry=entry("g")),
+        "n2": node(entry=entry("g", {"x": 0})),
+        "n3": node(entry=entry("g", {"x": 0})),
+        "n4": node(),
+    }
+    result = plan_rollout(known([made("g", spec)], nodes), NOW)
+    assert given_to(result) == {"n2": "g"}
+    condition = {
+        "type": "Valid",
+        "status": "True",
+        "reason": "Normal",
+        "message": "",
+        "lastTransitionTime": "2026-01-31T12:00:00Z",
+    }
+    written = {
+        "observedGeneration": 3, "currentHash": entry("g")["hash"], "targetNodes": 4, "canaryNodes": 2,
+        "updatedTargetNodes": 1, "updatedNodes": 1, "conditions": [condition],
+    }  # fmt: skip
+    assert result.statuses == {"kat/g": written}
+    again = plan_rollout(known([made("g", spec, status=written)], nodes), NOW + 600)
+    assert again.statuses == {}, "nothing is written twice, and the condition keeps its time"
+    bad = plan_rollout(known([made("g", {"priority": "x"}, status=written)], nodes), NOW + 600)
+    assert bad.statuses["kat/g"]["conditions"][0]["lastTransitionTime"] == "2026-01-31T12:10:00Z"
+    assert "targetNodes" not in bad.statuses["kat/g"], "what is not known is not written"
+
+
+def test_an_object_says_what_it_has_become_although_another_holds_it_up() -> None:
+    status = {"currentHash": config_hash({"x": 1}, {}), "observedGeneration": 2, "targetNodes": 4}
+    edited, bad = made("g", config={"x": 2}, status=status), made("bad", {"priority": "x"})
+    found = plan_rollout(known([edited, bad], NODES), NOW).statuses["kat/g"]
+    assert (found["currentHash"], found["observedGeneration"]) == (config_hash({"x": 2}, {}), 3)
+    assert "targetNodes" not in found
+
+
+@pytest.mark.parametrize(
+    ("canary", "nodes", "expected"),
+    [(None, 7, 7), (0, 7, 0), (3, 7, 3), (9, 7, 7), (-1, 7, 0), ("0%", 7, 0), ("10%", 9, 0), ("10%", 10, 1), ("29%", 7, 2),
+     ("100%", 7, 7), ("250%", 7, 7), ("-5%", 7, 0), ("50%", 0, 0)],
+)  # fmt: skip
+def test_cutoffs(canary: int | str | None, nodes: int, expected: int) -> None:
+    assert canary_cutoff(canary, nodes) == expected
+
+
+@pytest.mark.parametrize("canary", ["", "%", "5", "5 %", "٣%", "--5%", "9" * 40 + "%"])
+def test_cutoffs_that_are_none(canary: str) -> None:
+    with pytest.raises(InvalidTarget, match="canary"):
+        canary_cutoff(canary, 5)
+
+
+def test_the_hash_is_that_of_canonical_json() -> None:
+    """printf '{"a":{"b":[1,2.5],"c":null},"z":"u"}' | sha256sum."""
+    assert config_hash({"z": "u", "a": {"c": None, "b": [1, 2.5]}}, {}) == "252fd6575629"
+    assert config_hash({}, {"targetNodes": 3, "conditions": []}) == config_hash({}, {})
+    assert config_hash({}, {"enabledStrategies": [1]}) != config_hash({}, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "new", "expected"),
+    [
+        ([], {"hash": "n"}, [{"hash": "n"}]),
+        ([{"configType": "o", "hash": "x"}], {"hash": "n"}, [{"configType": "o", "hash": "x"}, {"hash": "n"}]),
+        (
+            [{"configType": KIND, "hash": "x", "added": 1}, {"configType": "o"}],
+            {"hash": "n"},
+            [{"configType": KIND, "hash": "n", "added": 1}, {"configType": "o"}],
+        ),
+        ([{"configType": KIND}, {"configType": "o"}, {"configType": KIND}], None, [{"configType": "o"}]),
+    ],
+)
+def test_entries_of_other_kinds_and_unknown_fields_stay(before: list[Any], new: Any, expected: list[Any]) -> None:
+    assert with_entry(tuple(before), GVR, new) == expected
+
+
+SPECS = st.one_of(
+    st.just({}),
+    st.builds(labelled, st.sampled_from("ab"), st.sampled_from([0, 10])),
+    st.lists(st.sampled_from(["n1", "n2"]), min_size=1, unique=True).map(lambda names: named(*names)),
+).flatmap(
+    lambda spec: st.sampled_from(
+        [spec, {**spec, "paused": True}, {**spec, "updateStrategy": {"rollingUpdate": {"canary": 1}}}]
+    )
+)
+
+
+@given(
+    st.lists(st.tuples(SPECS, st.booleans(), st.integers(0, 3)), max_size=5),
+    st.dictionaries(
+        st.sampled_from(["n1", "n2", "n3"]),
+        st.tuples(st.sampled_from("abc"), st.sampled_from([None, "o0", "o1", "gone"])),
+    ),
+)
+def test_carried_out_a_plan_has_nothing_left_to_do(specs: list[Any], nodes: dict[str, Any]) -> None:
+    objects = [made(f"o{i}", spec, {"x": x}, gone=gone) for i, (spec, gone, x) in enumerate(specs)]
+    before = {name: node(zone, entry(has) if has else None) for name, (zone, has) in nodes.items()}
+    first = plan_rollout(known(objects, before), NOW)
+    after = {
+        name: msgspec.structs.replace(
+            cnc,
+            status=CncStatus(
+                katalyst_custom_config_list=tuple(
+                    with_entry(cnc.status.katalyst_custom_config_list, GVR, first.entries[name])
+                )
+            ),
+        )
+        if name in first.entries
+        else cnc
+        for name, cnc in before.items()
+    }
+    second = plan_rollout(known(objects, after), NOW)
+    assert second.entries == {}
+    if not first.invalid:
+        gone = {f"kat/{each.metadata.name}" for each in objects if each.metadata.deletion_timestamp}
+        assert {key for key in gone if second.finalizers.get(key) != ()} == set(), "what goes can go after one round"
+
+
+def kcc(
+    name: str,
+    gvr: GroupVersionResource = GVR,
+    *,
+    at: str = "2026-01-01T00:00:00Z",
+    priorities: tuple[int, ...] = (0,),
+    gone: bool = False,
+) -> Kcc:
+    lists = [{"priority": priority, "keyList": ["zone"]} for priority in priorities]
+    metadata = KubeMetadata(
+        name=name,
+        namespace="kat",
+        creation_timestamp=at,
+        deletion_timestamp=at if gone else None,
+        finalizers=(ownership.FINALIZER,),
+    )
+    spec = msgspec.convert({"targetType": gvr, "nodeLabelSelectorAllowedKeyList": lists}, KccSpec, from_attributes=True)
+    return Kcc(metadata=metadata, spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("kccs", "targets", "expected"),
+    [
+        ([kcc("a")], {}, [("Normal", "")]),
+        ([kcc("a", priorities=(0, 1, 0))], {}, [("PrioritySelectorKeyInvalid", "duplicated priority: [0]")]),
+        (
+            [kcc("a", msgspec.structs.replace(GVR, group="apps"))],
+            {},
+            [("TargetTypeNotAllowed", "group 'apps' is not allowed, only config.katalyst.kubewharf.io")],
+        ),
+        (
+            [kcc("a")],
+            {"missing": True},
+            [("TargetTypeNotExist", f"the API server has no {GVR.name}; install its CustomResourceDefinition")],
+        ),
+        (
+            [kcc("a"), kcc("b")],
+            {},
+            [("Normal", ""), ("TargetTypeOverlap", f"{GVR.name} belongs to kat/a; delete one of the two")],
+        ),
+        (
+            [kcc("a", at="2026-01-02T00:00:00Z"), kcc("b")],
+            {},
+            [("TargetTypeOverlap", f"{GVR.name} belongs to kat/b; delete one of the two"), ("Normal", "")],
+        ),
+        (
+            [kcc("a", msgspec.structs.replace(GVR, resource="pods/exec"))],
+            {},
+            [
+                (
+                    "TargetTypeNotExist",
+                    "spec.targetType.resource: 'pods/exec' is none; write it in lower case, as `kubectl api-resources` does",
+                )
+            ],
+        ),
+        ([kcc("a"), kcc("b", OTHER)], {}, [("Normal", ""), ("Normal", "")]),
+        (
+            [kcc("a", gone=True)],
+            {"count": 2},
+            [("Terminating", f"2 objects of {GVR.name} are left; delete them first")],
+        ),
+    ],
+)
+def test_who_owns_a_kind(kccs: list[Kcc], targets: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    owned = ownership.resolve_owners(
+        {f"kat/{each.metadata.name}": each for each in kccs}, lambda _: ownership.TargetSummary(**targets)
+    )
+    assert [owned.reasons[f"kat/{each.metadata.name}"] for each in kccs] == expected
+
+
+@pytest.mark.parametrize(
+    ("gone", "before", "left", "expected"),
+    [
+        (False, (), 0, (ownership.FINALIZER,)),
+        (False, (ownership.FINALIZER,), 0, None),
+        (True, (ownership.FINALIZER, "x"), 1, None),
+        (True, (ownership.FINALIZER, "x"), 0, ("x",)),
+        (True, ("x",), 1, None),
+    ],
+)
+def test_a_kcc_stays_while_objects_of_its_kind_are_left(
+    gone: bool, before: tuple[str, ...], left: int, expected: tuple[str, ...] | None
+) -> None:
+    one = kcc("a", gone=gone)
+    one = msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, finalizers=before))
+    assert ownership.wanted_finalizers(one, left) == expected
+
+
+def test_the_status_of_a_kcc_is_written_once() -> None:
+    one = kcc("a")
+    written = ownership.changed_status(one, ("Normal", ""), {"kat/b", "kat/a"}, NOW)
+    assert written["invalidTargetConfigList"] == ["kat/a", "kat/b"]
+    assert [(each["status"], each["reason"]) for each in written["conditions"]] == [("True", "Normal")]
+    again = msgspec.structs.replace(one, status=msgspec.convert(written, KccStatus))
+    assert ownership.changed_status(again, ("Normal", ""), {"kat/b", "kat/a"}, NOW + 60) == {}
+    assert ownership.changed_status(again, ("Normal", ""), (), NOW + 60) == {"invalidTargetConfigList": []}

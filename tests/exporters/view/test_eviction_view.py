@@ -1,0 +1,148 @@
+"""What the eviction manager judged, as metrics, as a View and over HTTP: numbers where there are some, else nothing."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import msgspec
+import pytest
+
+from api.decision import Cycle
+from api.eviction import EvictionEvent, EvictionEventReason, EvictionResult, EvictionThreshold, ThresholdMet
+from api.knobs import Reason
+from exporters.prometheus.families import MetricsState, metric_families
+from exporters.view.cycle_view import build_view, past_view
+from tests.builders.agent_server import AgentServer
+from tests.builders.four_cpu_node import S, busy_cycle
+from tests.builders.full_node import MEMORY_PLUGIN, RICH_EVICTIONS, RICH_KILLS
+
+RSS = "rss-overuse-eviction-plugin"
+FREE = (MEMORY_PLUGIN, "SystemMemory", "free")
+MIB = 1 << 20
+
+
+def told(
+    seq: int, evictions: EvictionResult | None = RICH_EVICTIONS, kills: tuple[EvictionEvent, ...] = RICH_KILLS
+) -> Cycle:
+    return msgspec.structs.replace(busy_cycle(seq), evictions=evictions, kills=kills)
+
+
+def points(observed: MetricsState, name: str) -> dict[tuple[str, ...], float]:
+    found = {family.metric.name: family for family in metric_families(observed)}.get(f"dioptase_eviction_{name}")
+    return {} if found is None else {point.labels: point.value for point in found.points}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("threshold", {FREE: 96 * MIB, (RSS, "rss", ""): 1.05}),
+        ("observed", {FREE: 64 * MIB, (RSS, "rss", ""): 1.5}),
+        ("met", {FREE: 2, (RSS, "rss", ""): 1}),
+        ("not_judged", {(MEMORY_PLUGIN,): 1, (RSS,): 0}),
+        ("condition", {("MemoryPressure", "node"): 1}),
+        ("leaving_pods", {(): 1}),
+        ("held_pods", {("budget",): 1, ("refused",): 0, ("unreachable",): 0, ("busy",): 0}),
+        ("victims_total", {(MEMORY_PLUGIN, "false"): 2, (RSS, "true"): 1}),
+        (
+            "kills_total",
+            {
+                (reason.value,): 2 if reason in (EvictionEventReason.CREATED, EvictionEventReason.EXCEEDED) else 0
+                for reason in EvictionEventReason
+            },
+        ),
+    ],
+)
+def test_two_rounds_as_metrics(name: str, expected: dict[tuple[str, ...], float]) -> None:
+    assert points(MetricsState(version="1").after(told(1)).after(told(2)), name) == expected
+
+
+def test_where_no_plugin_is_configured_there_is_no_series_and_no_card() -> None:
+    quiet = told(2, None, ())
+    names = [family.metric.name for family in metric_families(MetricsState(version="1").after(quiet))]
+    assert [name for name in names if "eviction" in name] == []
+    assert build_view(quiet).evictions is None
+
+
+def test_plugins_and_reasons_begin_at_zero_so_that_the_first_victim_is_an_increase() -> None:
+    nobody = EvictionResult(thresholds=RICH_EVICTIONS.thresholds)
+    observed = MetricsState(version="1").after(told(1, nobody, ()))
+    assert points(observed, "victims_total") == {(MEMORY_PLUGIN, "false"): 0, (RSS, "true"): 0}
+    assert set(points(observed, "kills_total").values()) == {0}
+
+
+def test_who_is_only_told_is_no_victim() -> None:
+    told_only = tuple(msgspec.structs.replace(victim, notify=True) for victim in RICH_EVICTIONS.victims)
+    observed = MetricsState(version="1").after(told(1, msgspec.structs.replace(RICH_EVICTIONS, victims=told_only)))
+    assert set(points(observed, "victims_total").values()) == {0}
+
+
+def test_a_pod_that_stays_because_its_plugin_runs_dry_is_counted_once() -> None:
+    """Sent four times in a dry run, and once more after it had been away: two."""
+    observed = MetricsState(version="1")
+    for seq in (1, 2, 3, 4, 6):
+        observed = observed.after(told(seq))
+        if seq == 4:
+            gone = told(5, EvictionResult(thresholds=RICH_EVICTIONS.thresholds))
+            observed = observed.after(
+                msgspec.structs.replace(gone, snapshot=msgspec.structs.replace(gone.snapshot, pods=()))
+            )
+    assert points(observed, "victims_total") == {(MEMORY_PLUGIN, "false"): 5, (RSS, "true"): 2}
+
+
+def threshold(met: ThresholdMet, observed: float) -> EvictionThreshold:
+    why = Reason(rule="hard_threshold_met", text="t")
+    return EvictionThreshold(plugin="p", met=met, scope="s", value=1.0, observed=observed, reason=why)
+
+
+def test_of_thresholds_that_nothing_tells_apart_the_worst_is_the_series() -> None:
+    found = EvictionResult(
+        thresholds=(
+            threshold(ThresholdMet.NOT_MET, 1.0),
+            threshold(ThresholdMet.HARD, 2.0),
+            threshold(ThresholdMet.SOFT, 3.0),
+        )
+    )
+    observed = MetricsState(version="1").after(told(1, found))
+    assert (points(observed, "met"), points(observed, "observed")) == ({("p", "s", ""): 2}, {("p", "s", ""): 2.0})
+
+
+def test_the_view_has_what_is_met_first_and_ages_in_seconds() -> None:
+    view = build_view(told(5)).evictions
+    assert view is not None
+    assert [(each.plugin, each.met, each.judged, each.met_s) for each in view.thresholds] == [
+        (MEMORY_PLUGIN, "hard", True, 4.0),
+        (RSS, "soft", True, 4.0),
+        (MEMORY_PLUGIN, "not-met", False, None),
+    ]
+    (condition,) = view.conditions
+    assert (condition.name, condition.effects, condition.last_met_s) == ("MemoryPressure", ("NoSchedule",), 4.0)
+    assert [(victim.pod, victim.dry_run) for victim in view.victims] == [
+        ("default/batch", False),
+        ("default/web", True),
+    ]
+    assert view.terminating == ("default/batch",)
+    assert past_view(build_view(told(5))).evictions is None, "five minutes of it would cost memory that nobody asks for"
+
+
+@pytest.mark.parametrize(
+    ("asked", "seqs"),
+    [
+        ("", [1, 2, 3, 4]),
+        ("?pod=default/batch", [1, 3]),
+        ("?reason=EvictExceededGracePeriod", [2]),
+        (f"?plugin={RSS}", [4]),
+        ("?after=2&limit=1", [4]),
+    ],
+)
+def test_the_journal_can_be_asked_for_by_what_it_says(asked: str, seqs: list[int]) -> None:
+    agent = AgentServer()
+    try:
+        agent.show([told(1)])
+        with urllib.request.urlopen(f"{agent.url}api/v1/evictions{asked}", timeout=5) as answer:
+            entries = json.loads(answer.read())
+    finally:
+        agent.close()
+    assert [entry["seq"] for entry in entries] == seqs
+    assert all((entry["victim"] is None) != (entry["kill"] is None) for entry in entries)
+    assert all(entry["wall_time_ns"] % S == 0 for entry in entries)

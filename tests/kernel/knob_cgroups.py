@@ -1,0 +1,93 @@
+"""Real cgroups with odd values in every knob, for the tests that change knobs and want them back bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from api.decision import Decision, Outcome, OutcomeStatus
+from api.knobs import Knob, Reason
+from tests.kernel.real_cgroups import TestCgroup, cgroup
+
+ODD = {
+    "v1": {
+        "cpu.shares": "333\n",
+        "cpu.cfs_period_us": "50000\n",
+        "cpu.cfs_quota_us": "70000\n",
+        "cpu.cfs_burst_us": "30000\n",
+        "cpuset.cpus": "0\n",
+        "memory.limit_in_bytes": "134217728\n",
+    },
+    "v2": {
+        "cpu.weight": "33\n",
+        "cpu.max": "70000 50000\n",
+        "cpu.max.burst": "30000\n",
+        "cpuset.cpus": "0\n",
+        "memory.max": "134217728\n",
+    },
+}
+"""Values that no default and no decision of these tests equals."""
+FILES = {
+    "v1": (*ODD["v1"], "cpu.idle"),
+    "v2": (*ODD["v2"], "cpu.idle"),
+}
+VERDICT = Reason(rule="wait_above_target", text="online pods waited 9 ms, which is above 2 ms")
+
+
+class KnobCgroup:
+    """A real cgroup that can show and take the raw text of every knob's file."""
+
+    def __init__(self, made: TestCgroup) -> None:
+        self.made, self.path = made, made.path
+        self.version = "v2" if made.hierarchy.mode == "v2" else "v1"
+
+    @property
+    def id(self) -> int:
+        return self.made.id
+
+    def texts(self) -> dict[str, str]:
+        return {name: self.made.file(name.split(".")[0], name).read_text() for name in FILES[self.version]}
+
+    def put(self, texts: Mapping[str, str]) -> None:
+        """Write these raw texts, whatever is there: not idle first, because that resets the weight."""
+        self.made.file("cpu", "cpu.idle").write_text("0\n")
+        if "cpu.cfs_quota_us" in texts:
+            self.made.file("cpu", "cpu.cfs_quota_us").write_text("-1\n")
+        for name, text in texts.items():
+            if name != "cpu.idle":
+                self.made.file(name.split(".")[0], name).write_text(text)
+
+    def decide(self, knob: Knob, value: str, cgroup_id: int | None = None) -> Decision:
+        return Decision(
+            cgroup=self.path,
+            cgroup_id=self.id if cgroup_id is None else cgroup_id,
+            pod="default/batch",
+            knob=knob,
+            value=value,
+            reason=VERDICT,
+        )
+
+
+def give_controllers(made: TestCgroup) -> None:
+    """Version 2 has knobs only in children of a group that hands its controllers down."""
+    if made.hierarchy.mode == "v2" and made.hierarchy.v2 is not None:
+        (made.hierarchy.v2 / made.path.lstrip("/") / "cgroup.subtree_control").write_text("+cpu +cpuset +memory")
+
+
+@contextmanager
+def nested(hierarchy: Hierarchy, name: str) -> Iterator[tuple[KnobCgroup, KnobCgroup]]:
+    """A cgroup and one inside it, with odd values."""
+    with ExitStack() as stack:
+        outer = stack.enter_context(cgroup(hierarchy, name))
+        give_controllers(outer)
+        inner = TestCgroup(hierarchy, f"{outer.path}/inner")
+        stack.callback(inner.close)
+        pair = KnobCgroup(outer), KnobCgroup(inner)
+        pair[1].put({"cpuset.cpus": "0\n"})
+        pair[0].put(ODD[pair[0].version])
+        yield pair
+
+
+def statuses(outcomes: tuple[Outcome, ...]) -> list[OutcomeStatus]:
+    return [outcome.status for outcome in outcomes]

@@ -1,0 +1,120 @@
+"""Opening probes in tests, and what their results are held against."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from api.interfaces import Probe, Unavailable
+from probes import bpf
+from probes.remedies import REMEDIES
+from probes.runqlat import RunqLatencyProbe, open_runqlat
+from tests.kernel.real_cgroups import JOIN, TestCgroup, require_root
+from tests.live.agent_process import PATIENCE_S
+
+PINNED = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+"""A program that takes all that it is given of one CPU."""
+ROOT = Path(__file__).resolve().parents[2]
+LAST_CPU = max(os.sched_getaffinity(0))
+_MACHINE = ("permission", "no_bpf", "btf", "bcc")
+"""Kinds of refusal that no form of a probe can help."""
+P = TypeVar("P", bound=Probe)
+
+
+@contextmanager
+def probe(*forms: str) -> Iterator[RunqLatencyProbe]:
+    """The probe in the first of these forms; a skip where the machine, not the form, is the reason that it cannot run."""
+    require_root()
+    try:
+        source = open_runqlat(forms=forms)
+    except Unavailable as error:
+        if error.remedy != REMEDIES["refused"]:
+            pytest.skip(f"probes cannot run here: {error.reason}; {error.remedy}")
+        raise
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def started_in(group: TestCgroup, code: str, *argv: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """A Python program inside a cgroup, from its first instruction on; what it prints can be read."""
+    procs = ":".join(str(directory / "cgroup.procs") for directory in group.dirs)
+    process = subprocess.Popen(
+        [sys.executable, "-c", JOIN, procs, *prefix, sys.executable, "-c", code, *argv], stdout=subprocess.PIPE
+    )
+    group.processes.append(process)
+    return process
+
+
+@contextmanager
+def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator[P]:
+    """A probe of the registry, as `probe` is for run-queue waits; `lacking` is how the loader names what an older kernel
+    does not have."""
+    require_root()
+    try:
+        source = opener(forms=forms) if forms else opener()
+    except Unavailable as error:
+        machine = error.remedy in {REMEDIES[kind] for kind in _MACHINE} or error.remedy.startswith("boot ")
+        if machine or (lacking and lacking in error.reason):
+            pytest.skip(f"probes cannot run here: {error.reason}; {error.remedy}")
+        raise
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def having(names: tuple[str, ...], *command: str) -> str:
+    """What a program prints that has only these capabilities."""
+    require_root()
+    kept = ",".join(["-all", *(f"+{name.lower()}" for name in names)])
+    argv = ["setpriv", f"--bounding-set={kept}", f"--inh-caps={kept}", sys.executable, "-c", *command]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class Schedstat:
+    """/proc/PID/schedstat of one process, as growth since this object was made."""
+
+    def __init__(self, pid: int) -> None:
+        self._file = Path(f"/proc/{pid}/schedstat")
+        self._start = self._read()
+
+    def _read(self) -> tuple[int, int, int]:
+        ran, waited, runs = self._file.read_text().split()
+        return int(ran), int(waited), int(runs)
+
+    def growth(self) -> tuple[int, int, int]:
+        """Nanoseconds run, nanoseconds waited, times that it got a CPU."""
+        ran, waited, runs = (now - before for now, before in zip(self._read(), self._start, strict=True))
+        return ran, waited, runs
+
+
+def program_ids(source: RunqLatencyProbe) -> set[int]:
+    """Numbers that the kernel gave the probe's programs: other probes may run at the same time under the same names."""
+    return {info.id for info in source.stats().values()}
+
+
+def gone(ids: set[int]) -> bool:
+    """Whether these programs leave the kernel's list; it frees them some milliseconds after the last descriptor."""
+    return eventually(lambda: not ids & {info.id for info in bpf.programs()})
+
+
+def eventually(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
+    """Whether the condition comes to hold within that time."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,113 @@
+"""Real cgroups, burners and reasons to skip, shared by the tests that need a kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
+
+JOIN = """import os, sys
+for procs in sys.argv[1].split(":"):
+    open(procs, "w").write(str(os.getpid()))
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+JOIN_AND_RUN = 'set -e; IFS=:; for procs in $0; do echo $$ > "$procs"; done; unset IFS; exec "$@"'
+"""The same of a shell, which is there in a fraction of the time."""
+BURN = "import time\nwhile True: pass"
+
+
+def require_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: run the tests as root")
+
+
+def require_writable_cgroups() -> Hierarchy:
+    """The machine's hierarchy, or a skip that says why cgroups cannot be made here."""
+    require_root()
+    hierarchy = detect_hierarchy()
+    probe = hierarchy.primary / f"dioptase-test-{os.getpid()}-probe"
+    try:
+        probe.mkdir()
+    except OSError as error:
+        pytest.skip(f"cgroups cannot be made below {hierarchy.primary}: {error.strerror}")
+    probe.rmdir()
+    return hierarchy
+
+
+class TestCgroup:
+    """One cgroup of that path in every controller, its processes and its removal."""
+
+    __test__ = False
+
+    def __init__(self, hierarchy: Hierarchy, path: str) -> None:
+        self.hierarchy, self.path = hierarchy, path
+        mounts = {str(mount): mount for mount in hierarchy.v1.values()}
+        if hierarchy.v2 is not None:
+            mounts[str(hierarchy.v2)] = hierarchy.v2
+        self.dirs = [mount / path.lstrip("/") for mount in mounts.values()]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for directory in self.dirs:
+            directory.mkdir(parents=True)
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                file, parent = directory / name, directory.parent / name
+                if file.exists() and parent.exists() and not file.read_text().strip():
+                    file.write_text(parent.read_text())
+
+    @property
+    def id(self) -> int:
+        return (self.hierarchy.primary / self.path.lstrip("/")).stat().st_ino
+
+    def file(self, controller: str, name: str) -> Path:
+        mount = self.hierarchy.controller(controller)
+        assert mount is not None
+        return mount / self.path.lstrip("/") / name
+
+    def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a process inside this cgroup: it joins before it becomes the program."""
+        procs = [str(directory / "cgroup.procs") for directory in self.dirs]
+        process = subprocess.Popen(["sh", "-c", JOIN_AND_RUN, ":".join(procs), *argv])
+        self.processes.append(process)
+        return process
+
+    def burn(self, count: int = 1) -> list[subprocess.Popen[bytes]]:
+        """Processes that take all the CPU they are given."""
+        return [self.start([sys.executable, "-c", BURN]) for _ in range(count)]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            for stream in filter(None, (process.stdin, process.stdout)):
+                stream.close()
+        for directory in self.dirs:
+            if directory.exists():
+                directory.rmdir()
+
+
+@contextmanager
+def cgroup(hierarchy: Hierarchy, name: str) -> Iterator[TestCgroup]:
+    """A cgroup `/dioptase-test-PID-NAME` that is removed with its processes at the end."""
+    made = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-{name}")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def limit_memory(group: TestCgroup, limit_bytes: int) -> None:
+    """No more than this, and nothing in swap."""
+    if group.hierarchy.mode == "v2":
+        group.file("memory", "memory.max").write_text(str(limit_bytes))
+        swap = group.file("memory", "memory.swap.max")
+        if swap.exists():
+            swap.write_text("0")
+        return
+    group.file("memory", "memory.limit_in_bytes").write_text(str(limit_bytes))
+    group.file("memory", "memory.swappiness").write_text("0")

@@ -1,0 +1,153 @@
+"""Rounds of the agent's loop over real cgroups: who holds more than it requested leaves, by SIGTERM or else by SIGKILL, and
+nobody else does."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agent.config.advisor import AdvisorConfig
+from agent.config.config import AgentConfig
+from agent.config.eviction import EvictionConfig, RssOveruseConfig
+from agent.eviction.runner import EvictionRunner
+from agent.eviction.signals import SignalEvictor
+from agent.loop import Loop
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.hierarchy import Hierarchy
+from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
+from agent.sensors.node.node_reader import NodeReader
+from agent.sensors.pods.pod_indicators import PodIndicatorScraper
+from agent.sensors.snapshot import Sensor
+from api.decision import Cycle
+from api.eviction import EvictionEventReason
+from api.pod import Container, Pod
+from api.qos import QoSLevel
+from tests.agent.test_loop import Scripted
+from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.test_signal_killer import DEAF, SLEEP, run
+
+pytestmark = pytest.mark.kernel
+
+MIB = 1 << 20
+RSS = "rss-overuse-eviction-plugin"
+EIGHT_MIB = "data = b'x' * (8 << 20)\n"
+PATIENCE_S = 30
+
+
+class Listed:
+    """A PodSource of these pods."""
+
+    def __init__(self, *pods: Pod) -> None:
+        self._pods = pods
+
+    def read(self) -> tuple[Pod, ...]:
+        return self._pods
+
+
+def pod(name: str, group: TestCgroup, request: int, qos: QoSLevel = QoSLevel.RECLAIMED) -> Pod:
+    container = Container(name=name, cgroup=group.path, memory_request_bytes=request)
+    return Pod(uid=f"default/{name}", namespace="default", name=name, qos=qos, containers=(container,))
+
+
+class Node:
+    """An online and a batch pod of 8 MiB each; the batch pod requested one, the other a hundred."""
+
+    def __init__(self, hierarchy: Hierarchy, web: TestCgroup, batch: TestCgroup, program: str) -> None:
+        self.hierarchy = hierarchy
+        self.online, self.batch = run(web, EIGHT_MIB + SLEEP), run(batch, EIGHT_MIB + program)
+        self.pods = Listed(pod("web", web, 100 * MIB, QoSLevel.SHARED), pod("batch", batch, MIB))
+
+    @contextmanager
+    def loop(self, **settings: Any) -> Iterator[Loop]:
+        config = AgentConfig(
+            advisor=AdvisorConfig(policy="none"),
+            eviction=EvictionConfig(plugins=(RSS,), interval_s=0.01, **settings),
+        )
+        with ExitStack() as stack:
+            sensor = Sensor(
+                cgroups=stack.enter_context(closing(CgroupReader(self.hierarchy))),
+                node=stack.enter_context(closing(NodeReader(Path("/proc"), Path("/sys")))),
+                sys=Path("/sys"), pods=self.pods, indicators=PodIndicatorScraper(),
+                waits=SchedstatRunqLatency(Path("/proc"), self.hierarchy),
+            )  # fmt: skip
+            killer = stack.enter_context(closing(SignalEvictor(self.hierarchy)))
+            idle = cast(Any, Scripted(lambda _: cast(Any, None)))
+            yield Loop(config=config, sensor=sensor, actuator=idle, sinks=[], evictor=EvictionRunner(config, killer))
+
+
+@pytest.fixture
+def hierarchy() -> Hierarchy:
+    return require_writable_cgroups()
+
+
+@contextmanager
+def node(hierarchy: Hierarchy, program: str) -> Iterator[Node]:
+    with cgroup(hierarchy, "evict-web") as web, cgroup(hierarchy, "evict-batch") as batch:
+        yield Node(hierarchy, web, batch, program)
+
+
+def rounds_until(loop: Loop, reason: EvictionEventReason) -> list[Cycle]:
+    """Rounds until that is told of a pod."""
+    done: list[Cycle] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not done or reason not in {event.reason for event in done[-1].kills}:
+        assert time.monotonic() < deadline, done[-1]
+        done.append(loop.run_cycle("tick"))
+        time.sleep(0.02)
+    return done
+
+
+def alive(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is None
+
+
+def test_the_pod_that_holds_too_much_is_asked_and_leaves_and_no_other(hierarchy: Hierarchy) -> None:
+    with node(hierarchy, SLEEP) as here, here.loop() as loop:
+        done = rounds_until(loop, EvictionEventReason.SUCCEEDED)
+        assert here.batch.wait(PATIENCE_S) == -signal.SIGTERM
+        victims = [victim for each in done for victim in (each.evictions.victims if each.evictions else ())]
+        assert [(victim.pod, victim.dry_run) for victim in victims] == [("default/batch", False)]
+        assert "above 1.05 times the 1.0 MiB" in victims[0].reason.text
+        told = [(event.pod, event.reason) for each in done for event in each.kills]
+        assert told == [
+            ("default/batch", EvictionEventReason.CREATED),
+            ("default/batch", EvictionEventReason.SUCCEEDED),
+        ]
+        # Nobody is left to ask, for as long as one looks.
+        more = [loop.run_cycle("tick") for _ in range(5)]
+        assert all(each.evictions is not None and each.evictions.victims == () for each in more)
+        assert alive(here.online)
+
+
+def test_who_does_not_listen_is_killed_when_its_grace_is_over(hierarchy: Hierarchy) -> None:
+    with node(hierarchy, DEAF) as here, here.loop(rss=RssOveruseConfig(grace_s=1.0)) as loop:
+        asked = rounds_until(loop, EvictionEventReason.CREATED)
+        assert asked[-1].evictions is not None
+        assert (alive(here.batch), asked[-1].evictions.terminating) == (True, ("default/batch",))
+        done = rounds_until(loop, EvictionEventReason.SUCCEEDED)
+        assert here.batch.wait(PATIENCE_S) == -signal.SIGKILL
+        at_ns = {event.reason: event.at_ns for each in (*asked, *done) for event in each.kills}
+        assert at_ns[EvictionEventReason.SUCCEEDED] - at_ns[EvictionEventReason.CREATED] >= 1_000_000_000
+        assert alive(here.online)
+
+
+def test_a_dry_run_shows_who_would_leave_and_kills_nobody(hierarchy: Hierarchy) -> None:
+    with node(hierarchy, SLEEP) as here, here.loop(dry_run=(RSS,)) as loop:
+        seen: list[Cycle] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while not any(each.evictions and each.evictions.victims for each in seen):
+            assert time.monotonic() < deadline
+            seen.append(loop.run_cycle("tick"))
+            time.sleep(0.02)
+        assert seen[-1].evictions is not None
+        assert [(victim.pod, victim.dry_run) for victim in seen[-1].evictions.victims] == [("default/batch", True)]
+        after = [loop.run_cycle("tick") for _ in range(5)]
+        assert [event for each in (*seen, *after) for event in each.kills] == []
+        assert (alive(here.batch), alive(here.online)) == (True, True)

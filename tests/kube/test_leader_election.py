@@ -1,0 +1,185 @@
+"""Who leads, as a rule of lease and time; and several candidates, with clocks of their own, that obey it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kube import leader_election
+from kube.leader_election import (
+    LEASE_S,
+    RENEW_S,
+    LeaderElection,
+    Lease,
+    LeaseAction,
+    LeaseSpec,
+    ObservedLease,
+    lease_patch,
+    next_lease_action,
+)
+from kube.objects import KubeMetadata
+from tests.kube.test_client import asking, says
+
+
+def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S, transitions: int | None = 2) -> Lease:
+    spec = LeaseSpec(holder_identity=holder, lease_duration_seconds=duration, lease_transitions=transitions)
+    return Lease(metadata=KubeMetadata(name="l", resource_version=version), spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("seen", "now_s", "expected"),
+    [
+        (ObservedLease(None, 0), 0, LeaseAction.CREATE),
+        (ObservedLease(lease("me"), 0), 0, LeaseAction.RENEW),
+        (ObservedLease(lease("me"), 0), 900, LeaseAction.RENEW),
+        (ObservedLease(lease("other"), 100), 100, LeaseAction.WAIT),
+        (ObservedLease(lease("other"), 100), 114.9, LeaseAction.WAIT),
+        (ObservedLease(lease("other"), 100), 115, LeaseAction.TAKE),
+        (ObservedLease(lease("other", duration=60), 100), 159, LeaseAction.WAIT),
+        (ObservedLease(lease("other", duration=60), 100), 160, LeaseAction.TAKE),
+        (ObservedLease(lease("other", duration=None), 100), 115, LeaseAction.TAKE),
+        (ObservedLease(lease("other", duration=1), 100), 101, LeaseAction.TAKE),
+        (ObservedLease(lease(""), 100), 100, LeaseAction.TAKE),  # given back
+        (ObservedLease(lease(None), 100), 100, LeaseAction.TAKE),
+    ],
+)
+def test_the_rule(seen: ObservedLease, now_s: float, expected: LeaseAction) -> None:
+    assert next_lease_action(seen, "me", now_s) is expected
+
+
+def test_a_lease_is_as_old_as_its_version() -> None:
+    first = ObservedLease(None, 0).look(lease("other", "7"), 100)
+    assert first.look(lease("other", "7"), 110).since_s == 100
+    assert first.look(lease("other", "8"), 110).since_s == 110
+    assert first.look(None, 120) == ObservedLease(None, 120)
+
+
+def test_claims_swap_on_the_version_that_was_seen() -> None:
+    at_s = 1769851800.25
+    taken = lease_patch(ObservedLease(lease("other"), 0), "me", at_s)
+    moment = "2026-01-31T09:30:00.250000Z"
+    assert taken == {
+        "metadata": {"resourceVersion": "7"},
+        "spec": {
+            "holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": moment, "acquireTime": moment,
+            "leaseTransitions": 3,
+        },
+    }  # fmt: skip
+    assert lease_patch(ObservedLease(lease("me"), 0), "me", at_s)["spec"].keys() == {
+        "holderIdentity",
+        "leaseDurationSeconds",
+        "renewTime",
+    }
+    assert lease_patch(ObservedLease(None, 0), "me", at_s)["metadata"] == {}
+    assert lease_patch(ObservedLease(None, 0), "me", at_s)["spec"]["leaseTransitions"] == 0
+
+
+class Candidate:
+    """What `Election` does, without its tasks: looks and writes, and stops by itself when it could not renew."""
+
+    def __init__(self, name: str, skew_s: float) -> None:
+        self.name, self.skew_s = name, skew_s
+        self.seen = ObservedLease(None, 0)
+        self.leads_until: float | None = None
+
+    def leads(self, now_s: float) -> bool:
+        return self.leads_until is not None and now_s < self.leads_until
+
+    def step(self, kept: list[Lease | None], now_s: float, write_is_lost: bool) -> None:
+        self.seen = self.seen.look(kept[0], now_s + self.skew_s)
+        if next_lease_action(self.seen, self.name, now_s + self.skew_s) is LeaseAction.WAIT:
+            self.leads_until = None
+            return
+        # A compare-and-swap on what was seen a moment ago always goes through here.
+        version = str(int(kept[0].metadata.resource_version) + 1 if kept[0] else 1)
+        spec = msgspec.convert(lease_patch(self.seen, self.name, now_s)["spec"], LeaseSpec)
+        kept[0] = Lease(metadata=KubeMetadata(resource_version=version), spec=spec)
+        if not write_is_lost:
+            self.seen = self.seen.look(kept[0], now_s + self.skew_s)
+            self.leads_until = now_s + RENEW_S
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 20), st.booleans()), max_size=60)
+
+
+@given(STEPS, st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3))
+def test_there_are_never_two_leaders_whatever_clocks_and_networks_do(
+    steps: list[tuple[int, float, bool]], skews: list[float]
+) -> None:
+    kept: list[Lease | None] = [None]
+    candidates = [Candidate(name, skew) for name, skew in zip("abc", skews, strict=True)]
+    now_s = 0.0
+    for who, passed_s, write_is_lost in steps:
+        now_s += passed_s
+        candidates[who].step(kept, now_s, write_is_lost)
+        assert sum(candidate.leads(now_s) for candidate in candidates) <= 1
+
+
+@pytest.mark.parametrize("trouble", ["cut", "silent", "refused", "taken"])
+async def test_work_has_ended_when_the_lease_could_not_be_renewed(
+    monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Bytes played back: there is no lease, it is made, and from then on everything goes wrong in one way."""
+    monkeypatch.setattr(leader_election, "RENEW_S", 0.4)
+    monkeypatch.setattr(leader_election, "RETRY_S", 0.1)
+    made_at = 0.0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal made_at
+        if request.method == "POST":
+            made_at = time.monotonic()
+            return says(201, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
+        if not made_at:
+            return says(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
+        if trouble == "refused":
+            return says(403, '{"code":403,"reason":"Forbidden"}')
+        if trouble == "taken":
+            return says(200, '{"metadata":{"name":"l","resourceVersion":"2"},"spec":{"holderIdentity":"other"}}')
+        if trouble == "silent":
+            await asyncio.sleep(60)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    ended_at = 0.0
+
+    async def work() -> None:
+        nonlocal ended_at
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended_at = time.monotonic()
+
+    async with asking(handler) as client:
+        election = LeaderElection(client, "kat/l", "me")
+        await asyncio.wait_for(election.lead(work), 5)
+    assert not election.leading
+    least_s = 0.0 if trouble == "taken" else 0.4
+    assert least_s <= ended_at - made_at < LEASE_S
+
+
+async def test_what_the_work_raises_is_raised_and_the_lease_is_given_back() -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append((request.method, (await request.read()).decode()))
+        if request.method == "GET":
+            return says(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
+        return says(200, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
+
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    async with asking(handler) as client:
+        with pytest.raises(ZeroDivisionError):
+            await LeaderElection(client, "kat/l", "me").lead(work)
+    assert [method for method, _ in asked] == ["GET", "POST", "PATCH"]
+    assert asked[-1][1] == (
+        '{"metadata":{"resourceVersion":"1"},"spec":{"holderIdentity":"","leaseDurationSeconds":1}}'
+    )

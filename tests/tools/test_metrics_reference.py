@@ -1,0 +1,31 @@
+"""docs/metrics.md says what the catalogue says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from api.metrics import AGENT_METRICS, CGROUP_LABELS
+from tools.metrics_reference import metrics_reference
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_the_document_is_fresh() -> None:
+    assert DOCUMENT.read_text() == metrics_reference(), "run: python -m tools.metrics_reference docs/metrics.md"
+
+
+def test_every_metric_is_in_it_once() -> None:
+    text = metrics_reference()
+    assert [text.count(f"| `{metric.name}`<br>") for metric in AGENT_METRICS] == [1] * len(AGENT_METRICS)
+
+
+def test_every_row_about_cgroups_says_whether_those_below_are_in_it() -> None:
+    """But for what is set for a cgroup, or done to it by its own quota."""
+    silent = {
+        metric.name.removeprefix("dioptase_cgroup_")
+        for metric in AGENT_METRICS
+        if metric.labels[: len(CGROUP_LABELS)] == CGROUP_LABELS
+        and "below" not in metric.help
+        and "own quota" not in metric.help
+    }
+    assert silent == {"cpu_weight", "cpu_idle", "cpuset_cpus"}

@@ -1,0 +1,122 @@
+"""The agent's rounds in this process: its own loop over real cgroups, pods of a file, settings of a file, every hand it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.config.loader import load_config
+from agent.eviction.runner import EvictionRunner
+from agent.eviction.signals import SignalEvictor
+from agent.loop import Loop
+from agent.qrm.actuator.actuator import Actuator
+from agent.qrm.actuator.checkpoint import CpusetCheckpoint
+from agent.qrm.actuator.state_dir import open_originals, read_boot_id
+from agent.qrm.actuator.writer import KnobWriter
+from agent.sensors.cgroup.cgroup_reader import CgroupReader
+from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
+from agent.sensors.node.machine import read_topology
+from agent.sensors.node.node_reader import NodeReader
+from agent.sensors.pods.pod_indicators import PodIndicatorScraper
+from agent.sensors.pods.pod_spec import PodParsingContext
+from agent.sensors.pods.static_pods import StaticPods
+from agent.sensors.snapshot import Sensor
+from api.decision import ActMode, Cycle, Outcome, OutcomeStatus
+from tests.kernel.real_cgroups import TestCgroup, require_writable_cgroups
+from tests.live.agent_process import eventually
+
+KEY = "katalyst.kubewharf.io"
+PROC, SYS = Path("/proc"), Path("/sys")
+PAUSE_S = 0.5
+"""Between two rounds."""
+
+
+def pod(
+    group: TestCgroup, level: str, *, cpu: float | None = None, memory: int | None = None, **wants: str
+) -> dict[str, Any]:
+    """A pod named for the last part of its cgroup's path; `wants` are of its memory_enhancement."""
+    annotations = {f"{KEY}/qos_level": level}
+    if wants:
+        annotations[f"{KEY}/memory_enhancement"] = msgspec.json.encode(wants).decode()
+    requests = {name: str(size) for name, size in (("cpu", cpu), ("memory", memory)) if size is not None}
+    container = {"name": "main", "cgroup": group.path, "resources": {"requests": requests}}
+    return {"name": group.path.rpartition("/")[2], "annotations": annotations, "containers": [container]}
+
+
+def write(directory: Path, settings: Mapping[str, Any], pods: list[dict[str, Any]]) -> tuple[Path, Path]:
+    """A pods file and a file of settings."""
+    files = directory / "pods.yaml", directory / "settings.yaml"
+    for file, content in zip(files, ({"pods": pods}, settings), strict=True):
+        file.write_bytes(msgspec.yaml.encode(content))
+    return files
+
+
+@contextmanager
+def acting_loop(directory: Path, settings: Mapping[str, Any], pods: list[dict[str, Any]]) -> Iterator[Loop]:
+    """A loop that acts; in the end everything is put back by it."""
+    pods_file, settings_file = write(directory, settings, pods)
+    config, hierarchy, state = load_config(settings_file, ()), require_writable_cgroups(), directory / "state"
+    with ExitStack() as stack:
+        files = stack.enter_context(closing(KnobWriter(hierarchy)))
+        originals = stack.enter_context(closing(open_originals(state, read_boot_id())))
+        sensor = Sensor(
+            cgroups=stack.enter_context(closing(CgroupReader(hierarchy))),
+            node=stack.enter_context(closing(NodeReader(PROC, SYS))),
+            sys=SYS,
+            pods=StaticPods(
+                pods_file, PodParsingContext(dialect=config.qos.dialect(), numa_nodes=read_topology(SYS).numa_nodes)
+            ),
+            waits=SchedstatRunqLatency(PROC, hierarchy),
+            indicators=PodIndicatorScraper(),
+            reclaim_root=config.memory.reclaim_root,
+        )
+        killer = stack.enter_context(closing(SignalEvictor(hierarchy)))
+        evictor = EvictionRunner(config, killer) if config.eviction.plugins else None
+        actuator = Actuator(files, originals, ActMode.ON)
+        checkpoint = CpusetCheckpoint(state, read_boot_id())
+        yield Loop(config=config, sensor=sensor, actuator=actuator, sinks=[], evictor=evictor, checkpoint=checkpoint)
+        assert OutcomeStatus.REFUSED not in {outcome.status for outcome in originals.restore(files)}
+        assert originals.entries() == ()
+
+
+def run_cycle(loop: Loop) -> Cycle:
+    """One round, in which nothing failed that every machine has."""
+    done = loop.run_cycle("tick")
+    assert [
+        s for s in done.snapshot.sources if not s.ok and s.name in ("advisor", "actuator", "eviction", "pods")
+    ] == []
+    return done
+
+
+def run_cycles_until(loop: Loop, what: str, check: Callable[[Cycle], bool]) -> list[Cycle]:
+    """Rounds up to the first of which that holds."""
+    done: list[Cycle] = []
+
+    def held() -> bool:
+        done.append(run_cycle(loop))
+        if not (found := check(done[-1])):
+            time.sleep(PAUSE_S)
+        return found
+
+    try:
+        eventually(what, held)
+    except AssertionError:
+        raise AssertionError(f"{what}: after {len(done)} rounds {_told(done[-1])}") from None
+    return done
+
+
+def _told(done: Cycle) -> str:
+    """What plugins and memory advice said last."""
+    thresholds = done.evictions.thresholds if done.evictions is not None else ()
+    verdicts = done.memory.reasons if done.memory is not None else ()
+    return " ".join((*(each.reason.text for each in thresholds), *(verdict.text for verdict in verdicts)))
+
+
+def refused(done: Cycle) -> list[Outcome]:
+    """What the kernel did not take in that round."""
+    return [outcome for outcome in done.outcomes if outcome.status in (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)]

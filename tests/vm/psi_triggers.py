@@ -1,0 +1,14 @@
+"""Waiting for a pressure trigger of the kernel."""
+
+from __future__ import annotations
+
+import select
+
+from agent.sensors.triggers.psi_triggers import PsiTrigger
+
+
+def fires(trigger: PsiTrigger, within_s: float) -> bool:
+    """Whether it does. Such a descriptor can always be read; what it tells is urgent (kernel/sched/psi.c, psi_trigger_poll)."""
+    poll = select.poll()
+    poll.register(trigger.fileno(), select.POLLPRI)
+    return any(events & select.POLLPRI and not events & select.POLLERR for _, events in poll.poll(within_s * 1000))

@@ -1,0 +1,312 @@
+"""Generates docs/settings.md from the types of `agent.config.config`.
+Run `python -m tools.settings_reference docs/settings.md`. A Struct that one field holds is a section; a Struct
+in a list or a map, or of several fields, is described once.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import inspect as types
+
+from agent.config.config import AgentConfig
+from agent.dynamic_config.effective import format_flow_yaml
+
+EXAMPLES: Mapping[str, str] = {
+    "": """\
+intervalS: 2                    # rounds are half as many, and cost half as much
+watchIntervalS: 0.05            # and breaches are seen sooner all the same
+probes: [blame, throttles]      # of the probes beside run-queue waits these alone
+shadow: {policy: canonical}     # what would Katalyst's policy lend?
+""",
+    "qos": """\
+qos:                            # a cluster that calls its batch pods `tier: offline`
+  reclaimedSelector: {example.com/tier: offline}
+  enhancementDefaults: {oom_priority: "50"}
+""",
+    "advisor": """\
+advisor:
+  policy: latency
+  latency: {targetWaitMs: 5, growRatioPerS: 0.05}     # protect harder, lend more slowly
+---
+advisor:                        # what Katalyst does, with its controller on two indicators
+  policy: canonical
+  reservedForAllocateCores: 2
+  provision:
+    sharePolicies: [rama, canonical]
+    targets: {share: {cpu_sched_wait: 300, cpu_usage_ratio: 0.7}}
+    isolation: {enabled: true}
+""",
+    "memory": """\
+memory:
+  policy: numa_aware
+  reclaimRoot: /kubepods/besteffort
+  reaper: {enable: true}
+  offloading:                   # batch pods give up what they do not use; swap is left alone
+    levels: {reclaimed_cores: {enable: true, policy: psi}}
+""",
+    "forecast": """\
+forecast: {missRatio: 0.03}     # surer, and about two points of the node less are promised
+""",
+    "inference": """\
+inference:                      # where pods take longer than their profiles' target, less CPU use is aimed at
+  strategy: borwein_v2
+  slots: [{below: 0.5, offset: 0.1}, {below: 1.0, offset: 0.0}, {below: 2.0, offset: -0.1}]
+  specialTimes: [{start: "19:00", end: "22:00", offset: -0.2}]
+""",
+    "report": """\
+report: {periodS: 10, windowS: 60, reservedCores: 1}
+""",
+    "overcommit": """\
+overcommit: {enable: true, targetCpu: 0.5}
+""",
+    "power": """\
+power: {enable: true, annotationPrefix: example.com}
+""",
+    "node": """\
+node:                           # the node may be scheduled for up to 2.5 times its CPUs
+  annotations: {katalyst.kubewharf.io/cpu_overcommit_ratio: "2.5"}
+""",
+    "placing": """\
+placing:
+  reservedCpuList: 0,24         # both threads of the first core are the system's
+  numaHint: packing
+""",
+    "knobs": """\
+knobs:
+  burst: {policy: katalyst, dedicated: true, percent: 50}
+  memoryQos: {shared_cores: {minPercent: 20, lowPercent: 60}}
+  io:
+    weights: {shared_cores: 500, reclaimed_cores: 10}
+    max: {reclaimed_cores: "8:16 wbps=52428800"}
+    wbtUs: {SSD: 2000, NVME: 2000, HDD: 75000}
+    costQos: {sda: enable=1 ctrl=user rpct=95.00 rlat=10000 wpct=95.00 wlat=20000 min=50.00 max=150.00}
+  resctrl:                      # batch pods have a fifth of each L3 cache
+    enabled: true
+    levels: {reclaimed_cores: {catEndPercent: 20, mbaPercent: 50}}
+""",
+    "eviction": """\
+eviction:                       # docs/eviction.md says what each plugin does
+  plugins: ["*", rss-overuse-eviction-plugin]
+  dryRun: [rss-overuse-eviction-plugin]
+  systemMemory: {kswapdPagesPerS: 5000}
+""",
+    "kubelet": """\
+kubelet:                        # one that signs its own certificate, beside CRI-O
+  caFile: /var/lib/kubelet/pki/kubelet.crt
+  serverName: worker-3
+  runtimeSocket: /run/crio/crio.sock
+""",
+    "sockets": """\
+sockets: {serve: [advisor, pod-resources]}              # beside Katalyst's agent without its own advisor
+---
+sockets: {take: [cpu, memory]}                          # or its advisor, and our QRM
+""",
+    "exporters": """\
+exporters: {maxCgroups: 100}
+""",
+}
+"""By the name of the part; the agent's own settings have none. A line of three dashes begins another file."""
+
+HEAD = """# Settings
+
+Made from `agent/config/` and `tools/settings_reference.py` by `python -m tools.settings_reference docs/settings.md`; change those, not this.
+
+`dioptase agent --config FILE` reads them from one YAML file. All are optional, and none has to be set for a node to be
+looked after. A file is refused as a whole, before anything is changed, with file, field and what to do: fields that nobody
+knows or that are there twice, values of another type or out of bounds, values that contradict each other, and values that
+this node cannot hold, such as a CPU that is to be reserved and is not there. [operations.md](operations.md) has the rest of
+what a person runs the agent with: options, the pods file, TLS, OpenTelemetry.
+
+- The name of a setting is its path in the file: `advisor.latency.targetWaitMs` is written
+  `advisor: {latency: {targetWaitMs: 5}}`. `NAME` in a path stands for a key of a map, `[]` for an item of a list.
+- Brackets hold the name that Katalyst has for it (where the section says so, Koordinator or oomd).
+- Units are in the names: `S` and `Ms` and `Us` for seconds, milli- and microseconds, `Cores` for CPUs' worth of time, `Bytes`,
+  `Mib`, `Mbit`; a `Ratio` is a part of one, `Percent` of a hundred.
+- Values that YAML takes for something else than text need quotes: `policy: "off"`, `start: "19:00"`.
+- A default of *unset* depends on the node or leaves it to others; the text says how.
+"""
+_MAX_DEFAULT_CHARS = 40
+"""Letters; longer defaults stand below their table."""
+
+
+class _SectionPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A Struct to be described: under which path, and of which part of the file."""
+
+    path: str
+    kind: types.StructType
+
+
+def settings_reference() -> str:
+    """The whole document."""
+    places = {place.kind.cls: place for place in _section_places()}
+    return HEAD + "".join(_section(place, places) for place in places.values())
+
+
+def field_docstrings(kind: type) -> Mapping[str, str]:
+    """The docstring of each field of a Struct: the text that follows it in the source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+            text = ast.literal_eval(after.value)
+            found[field.target.id] = " ".join(text.split())
+    return found
+
+
+def _section_places() -> Sequence[_SectionPlace]:
+    """Every Struct, each once: sections in the order of the fields, with what they refer to behind them."""
+    top = types.type_info(AgentConfig)
+    assert isinstance(top, types.StructType)
+    direct, other = Counter[type](), Counter[type]()
+    _count_uses(top, direct, other)
+    found: dict[type, _SectionPlace] = {}
+
+    def visit(kind: types.StructType, path: str) -> None:
+        found[kind.cls] = _SectionPlace(path=path, kind=kind)
+        for field in kind.fields:
+            below = f"{path}.{field.encode_name}".lstrip(".")
+            for inner, suffix in _nested_structs(field.type):
+                if inner.cls in found or (suffix and direct[inner.cls] == 1):
+                    continue
+                shared = direct[inner.cls] > 1 or (not direct[inner.cls] and other[inner.cls] > 1)
+                visit(inner, inner.cls.__name__.removesuffix("Config") if shared else below + suffix)
+
+    visit(top, "")
+    return tuple(found.values())
+
+
+def _count_uses(kind: types.StructType, direct: Counter[type], other: Counter[type]) -> None:
+    for field in kind.fields:
+        for inner, suffix in _nested_structs(field.type):
+            known = direct[inner.cls] + other[inner.cls]
+            (other if suffix else direct)[inner.cls] += 1
+            if not known:
+                _count_uses(inner, direct, other)
+
+
+def _nested_structs(kind: types.Type) -> Iterator[tuple[types.StructType, str]]:
+    """The Structs of a field, with what follows the field's name in the path of what they hold; nothing: a section."""
+    if isinstance(kind, types.StructType):
+        yield kind, ""
+    elif isinstance(kind, types.UnionType):
+        yield from ((inner, "?") for part in kind.types for inner, _ in _nested_structs(part))
+    elif isinstance(kind, types.DictType):
+        yield from ((inner, ".NAME") for inner, _ in _nested_structs(kind.value_type))
+    elif isinstance(kind, types.VarTupleType):
+        yield from ((inner, "[]") for inner, _ in _nested_structs(kind.item_type))
+
+
+def _section(place: _SectionPlace, places: Mapping[type, _SectionPlace]) -> str:
+    """A heading, what it is for, an example where it begins a part of the file, and a row for each setting."""
+    texts, rows, long = field_docstrings(place.kind.cls), "", ""
+    prefix = f"{place.path}." if place.path else ""
+    for field in place.kind.fields:
+        if isinstance(field.type, types.StructType) and places[field.type.cls].path == prefix + field.encode_name:
+            continue
+        default = _default_text(field)
+        if len(default) > _MAX_DEFAULT_CHARS:
+            long += f"\nThe default of `{prefix}{field.encode_name}`:\n\n```yaml\n{_default_block(field)}```\n"
+            default = "below"
+        name = f"`{prefix}{field.encode_name}`"
+        values, text = _values_text(field.type, places), texts.get(field.name, "").replace("|", "\\|")
+        rows += f"| {name} | {default} | {values} | {text} |\n"
+    head, about = _heading(place), inspect.cleandoc(place.kind.cls.__doc__ or "")
+    example = EXAMPLES.get(place.path, "")
+    result = f"\n{head}\n\n{about}\n" + "".join(
+        f"\n```yaml\n{text}```\n" for text in filter(None, example.split("---\n"))
+    )
+    if rows:
+        result += f"\n| setting | default | values | meaning |\n| --- | --- | --- | --- |\n{rows}{long}"
+    return result
+
+
+def _heading(place: _SectionPlace) -> str:
+    if not place.path:
+        return "## The agent"
+    return f"{'##' if place.path in AgentConfig.__struct_encode_fields__ else '###'} `{place.path}`"
+
+
+def _anchor(path: str) -> str:
+    return re.sub(r"[^\w-]", "", path.lower()) or "the-agent"
+
+
+def _default_text(field: types.Field) -> str:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return f"`{format_flow_yaml(field.default_factory())}`"
+    if field.default is msgspec.NODEFAULT:
+        return "must be set"
+    return "unset" if field.default is None else f"`{format_flow_yaml(field.default)}`"
+
+
+def _default_block(field: types.Field) -> str:
+    value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    name = field.encode_name
+    if isinstance(value, Mapping):
+        return f"{name}:\n" + "".join(
+            f"  {format_flow_yaml(key)}: {format_flow_yaml(item)}\n" for key, item in value.items()
+        )
+    if isinstance(value, str):
+        return f"{name}: {format_flow_yaml(value)}\n"
+    assert isinstance(value, tuple)
+    return f"{name}:\n" + "".join(f"- {format_flow_yaml(item)}\n" for item in value)
+
+
+def _values_text(kind: types.Type, places: Mapping[type, _SectionPlace]) -> str:
+    """What a setting may be, in words."""
+    match kind:
+        case types.UnionType():
+            parts = [part for part in kind.types if not isinstance(part, types.NoneType)]
+            return " or ".join(_values_text(part, places) for part in parts)
+        case types.BoolType():
+            return "`true`, `false`"
+        case types.IntType() | types.FloatType():
+            what = "whole number" if isinstance(kind, types.IntType) else "number"
+            return ", ".join(filter(None, (what, _bounds_text(kind))))
+        case types.StrType():
+            # A bar would end the cell, in code too.
+            pattern = (kind.pattern or "").replace("|", "\\|")
+            return f"text that matches `{pattern}`" if pattern else "text"
+        case types.EnumType():
+            return ", ".join(f"`{member.value}`" for member in kind.cls)
+        case types.LiteralType():
+            return ", ".join(f"`{value}`" for value in kind.values)
+        case types.VarTupleType():
+            return f"list of: {_values_text(kind.item_type, places)}"
+        case types.DictType():
+            return f"map, from {_values_text(kind.key_type, places)} to {_values_text(kind.value_type, places)}"
+        case types.StructType():
+            path = places[kind.cls].path
+            return f"as [`{path}`](#{_anchor(path)})"
+    raise TypeError(f"a setting of type {kind} has no words here: add them")
+
+
+def _bounds_text(kind: types.IntType | types.FloatType) -> str:
+    low, high = kind.ge, kind.le
+    if low is not None and high is not None:
+        return f"{_number_text(low)} to {_number_text(high)}"
+    return ", ".join(
+        f"{word} {_number_text(bound)}"
+        for word, bound in (("above", kind.gt), ("at least", low), ("below", kind.lt), ("at most", high))
+        if bound is not None
+    )
+
+
+def _number_text(value: float) -> str:
+    whole = int(value)
+    if whole > 1 << 20 and whole & (whole - 1) == 0:
+        return f"2^{whole.bit_length() - 1}"
+    return f"{whole}" if whole == value else f"{value:g}"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(settings_reference())
