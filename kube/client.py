@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import aiohttp
 import msgspec
+from multidict import CIMultiDict
 
 from api.interfaces import Unavailable
 from kube.credentials import ApiAccess
@@ -319,9 +320,10 @@ class KubeClient:
 
     def _send(self, request: _ApiRequest, timeout: aiohttp.ClientTimeout) -> aiohttp.client._RequestContextManager:
         assert self._session is not None, "enter the client first"
-        headers = {**request.headers, "Accept": request.accept, "User-Agent": self._agent}
+        headers = CIMultiDict({**request.headers, "Accept": request.accept, "User-Agent": self._agent})
         try:
             context = self._access.context()
+            headers.extend(self._access.headers)
             if token := self._access.token():
                 headers["Authorization"] = f"Bearer {token}"
         except Unavailable as error:
@@ -333,7 +335,7 @@ class KubeClient:
         ssl_: ssl.SSLContext | bool = True if context is None else context
         return self._session.request(
             request.method, url, params=dict(request.query), data=data, headers=headers, timeout=timeout, ssl=ssl_,
-            server_hostname=self._access.server_name, allow_redirects=False,
+            server_hostname=self._access.server_name, proxy=self._access.proxy, allow_redirects=False,
         )  # fmt: skip
 
     def _refusal(self, answer: aiohttp.ClientResponse, body: bytes) -> ApiError:

@@ -62,6 +62,10 @@ class ApiCredentials(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool = True
     server_name: str = ""
     """That its certificate must have, where it is not the address's."""
+    proxy: str | None = None
+    """URL of the HTTP proxy in front of the API server."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Headers of every request: impersonation."""
 
 
 class IssuedCredentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +100,16 @@ class ApiAccess:
         self._token = ""
         self._seen: dict[str, FileStamps] = {}
         self._look_at: dict[str, float] = {}
+
+    @property
+    def proxy(self) -> str | None:
+        """URL of the HTTP proxy in front of the API server."""
+        return self._parts.proxy
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers of every request."""
+        return self._parts.headers
 
     @property
     def server_name(self) -> str | None:

@@ -1,101 +1,40 @@
-"""Finds API server and credentials from the pod's service account or from kubeconfig files.
-An unsupported field is refused by its path with a remedy; it is never ignored.
+"""Finds the API server and credentials: the pod's service account, or kubeconfig files as kubectl reads them.
+
+The official `kubernetes` package merges kubeconfig files, chooses the context, runs exec plugins and refreshes OIDC tokens. It
+costs 34 MiB and a quarter of a second to import, so a process with a service account never loads it.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, urlsplit
 
 from api.interfaces import Unavailable
-from kube.credentials import ApiAccess, ApiCredentials, CredentialData
-from kube.exec_login import EXEC_API_GROUP, ExecLogin, ExecPlugin
+from kube.credentials import ApiAccess, ApiCredentials, CredentialData, IssuedCredentials
+from kube.objects import parse_timestamp
+
+if TYPE_CHECKING:
+    from kubernetes.config.kube_config import ConfigNode, KubeConfigMerger
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_KUBECONFIG_BYTES = 1 << 20
-_UNSUPPORTED_FIELDS = {
-    "exec": "only commands of a person run programs that log in, for they block; make a token with `kubectl create token` and "
-    "write it as token",
-    "auth-provider": "such logins ended with Kubernetes 1.26; write a token or a client certificate",
-    "username": "passwords ended with Kubernetes 1.19; write a token or a client certificate",
-    "as": "impersonation is not done; write the credentials of the one to act as",
-    "proxy-url": "proxies are not used; remove it where the API server can be reached directly",
-}
-
-
-class _Kebab(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    pass
-
-
-class _Extension(msgspec.Struct, frozen=True, kw_only=True):
-    name: str = ""
-    extension: Any = None
-
-
-class _Cluster(_Kebab, frozen=True, kw_only=True):
-    server: str = ""
-    certificate_authority: str = ""
-    certificate_authority_data: str = ""
-    insecure_skip_tls_verify: bool = False
-    tls_server_name: str = ""
-    proxy_url: str = ""
-    extensions: tuple[_Extension, ...] | None = ()
-
-
-class _KubeconfigUser(_Kebab, frozen=True, kw_only=True):
-    token: str = ""
-    token_file: str = msgspec.field(default="", name="tokenFile")
-    client_certificate: str = ""
-    client_certificate_data: str = ""
-    client_key: str = ""
-    client_key_data: str = ""
-    exec: ExecPlugin | None = None
-    auth_provider: Any = None
-    username: str = ""
-    as_: str = msgspec.field(default="", name="as")
-
-
-class _Context(_Kebab, frozen=True, kw_only=True):
-    cluster: str = ""
-    user: str = ""
-    namespace: str = ""
-
-
-class _NamedCluster(_Kebab, frozen=True, kw_only=True):
-    name: str
-    cluster: _Cluster = _Cluster()
-
-
-class _NamedUser(_Kebab, frozen=True, kw_only=True):
-    name: str
-    user: _KubeconfigUser | None = None
-
-
-class _NamedContext(_Kebab, frozen=True, kw_only=True):
-    name: str
-    context: _Context = _Context()
-
-
-class _Kubeconfig(_Kebab, frozen=True, kw_only=True):
-    current_context: str = ""
-    clusters: tuple[_NamedCluster, ...] | None = ()
-    users: tuple[_NamedUser, ...] | None = ()
-    contexts: tuple[_NamedContext, ...] | None = ()
+_UNSUPPORTED = {"username": "write a token or a client certificate: Kubernetes 1.19 removed passwords"}
+_LOGINS = dict.fromkeys(
+    ("exec", "auth-provider"), "write a token from `kubectl create token`: a login can prompt and would block a daemon"
+)
 
 
 def load_access(
     environment: Mapping[str, str], check: Callable[[str], None], service_account: Path = SERVICE_ACCOUNT
 ) -> ApiAccess:
-    """As kubectl finds it, but for a pod's own account, which comes before `~/.kube/config`. Raises Unavailable.
+    """Access by KUBECONFIG, else by the pod's service account, else by `~/.kube/config`. Raises Unavailable.
 
-    `check` raises ValueError where a text is not one plain YAML document.
+    `check` raises ValueError if a text is not one plain YAML document.
     """
     if listed := environment.get("KUBECONFIG", ""):
         return load_kubeconfig_access([Path(part) for part in listed.split(os.pathsep) if part], check)
@@ -105,18 +44,18 @@ def load_access(
     if home.exists():
         return load_kubeconfig_access([home], check)
     raise Unavailable(
-        f"no API server is known: KUBECONFIG is not set, this is no pod, and there is no {home}",
-        "set KUBECONFIG to a kubeconfig file, or run in a pod that has a service account",
+        f"no API server is configured: KUBECONFIG is not set, this is not a pod, and {home} does not exist",
+        "set KUBECONFIG to a kubeconfig file, or run in a pod with a service account",
     )
 
 
 def default_kubeconfig_path(environment: Mapping[str, str]) -> Path:
-    """Where kubectl looks where it was told nothing; on Windows HOME has another name."""
+    """Path of the kubeconfig that kubectl reads if no other is named; Windows calls HOME USERPROFILE."""
     return Path(environment.get("HOME") or environment.get("USERPROFILE") or "/root") / ".kube/config"
 
 
 def load_in_cluster_access(environment: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT) -> ApiAccess:
-    """By the service account of the pod that this runs in; its token and authority are followed while they rotate."""
+    """Access by the pod's service account; its token and CA certificate are read again when the kubelet rotates them."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isascii() or not port.isdigit():
         raise Unavailable(
@@ -137,166 +76,205 @@ def load_in_cluster_access(environment: Mapping[str, str], service_account: Path
 def load_kubeconfig_access(
     paths: Iterable[Path], check: Callable[[str], None], context: str = "", *, logins: bool = False
 ) -> ApiAccess:
-    """By kubeconfig files; the first that sets a current context or has a name wins. Raises Unavailable naming the field.
+    """Access by kubeconfig files, merged as kubectl does: the first file that sets a name wins. Raises Unavailable.
 
-    With `logins` the programs are run that log in, which may ask whoever sits at the terminal.
+    With `logins`, exec plugins and OIDC refreshes run: they can prompt on the terminal and block.
     """
-    clusters: dict[str, tuple[Path, _Cluster]] = {}
-    users: dict[str, tuple[Path, _KubeconfigUser]] = {}
-    contexts: dict[str, tuple[Path, _Context]] = {}
-    current, seen = context, list(paths)
-    there = [path for path in seen if len(seen) == 1 or path.exists()]  # kubectl too passes over those that are missing
-    for path in there:
-        file = _read_kubeconfig(path, check)
-        current = current or file.current_context
-        for cluster in file.clusters or ():
-            clusters.setdefault(cluster.name, (path, cluster.cluster))
-        for one in file.users or ():
-            users.setdefault(one.name, (path, one.user or _KubeconfigUser()))
-        for named in file.contexts or ():
-            contexts.setdefault(named.name, (path, named.context))
-    shown = os.pathsep.join(map(str, there or seen))
-    if not current:
-        raise _invalid_field(shown, "current-context", "is not set", _list_choices(contexts))
-    if current not in contexts:
-        raise _invalid_field(shown, f"contexts[{current}]", "is not there", _list_choices(contexts))
-    path, chosen = contexts[current]
-    where = f"contexts[{current}].context"
-    if chosen.cluster not in clusters:
-        raise _invalid_field(
-            str(path), f"{where}.cluster", f"names {chosen.cluster!r}, which is not there", _list_choices(clusters)
-        )
-    if chosen.user and chosen.user not in users:
-        raise _invalid_field(
-            str(path), f"{where}.user", f"names {chosen.user!r}, which is not there", _list_choices(users)
-        )
-    user = users.get(chosen.user, (path, _KubeconfigUser()))
-    return _access(chosen, clusters[chosen.cluster], user, logins=logins)
+    from kubernetes.config import ConfigException  # noqa: PLC0415 - 34 MiB
+    from kubernetes.config.kube_config import KubeConfigMerger  # noqa: PLC0415 - 34 MiB
 
-
-def _access(
-    context: _Context, of_cluster: tuple[Path, _Cluster], of_user: tuple[Path, _KubeconfigUser], *, logins: bool
-) -> ApiAccess:
-    path, cluster = of_cluster
-    where = f"clusters[{context.cluster}].cluster"
-    _refuse_unsupported(path, where, {"proxy-url": cluster.proxy_url})
+    listed = list(paths)
+    present = [path for path in listed if len(listed) == 1 or path.exists()]
+    for path in present:
+        _check_file(path, check)
+    where = os.pathsep.join(map(str, present or listed))
     try:
-        parts = urlsplit(cluster.server)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
-    except ValueError:
-        usable = False
-    if not usable:
-        raise _invalid_field(
-            str(path), f"{where}.server", f"{cluster.server!r:.80} is no address", "write https://HOST:PORT"
-        )
-    authority = _material(path, where, "certificate-authority", cluster)
-    if authority is not None and cluster.insecure_skip_tls_verify:
-        raise _invalid_field(
-            str(path), f"{where}.insecure-skip-tls-verify", "contradicts certificate-authority", "remove one"
-        )
-    user_path, user = of_user
-    mine = f"users[{context.user}].user"
-    _refuse_unsupported(
-        user_path,
-        mine,
-        {
-            "exec": not logins and user.exec,
-            "auth-provider": user.auth_provider,
-            "username": user.username,
-            "as": user.as_,
-        },
+        return _access(KubeConfigMerger(where), context, logins=logins)
+    except (ConfigException, AttributeError, LookupError, TypeError, ValueError, OSError) as error:
+        # The package reports a wrong type in a kubeconfig by whatever exception the access raises.
+        reason = str(error).removeprefix("Invalid kube-config file. ")
+        raise Unavailable(
+            f"{where}: not a kubeconfig: {type(error).__name__}: {reason}",
+            "correct the file; `kubectl config view` shows it",
+        ) from error
+
+
+def _check_file(path: Path, check: Callable[[str], None]) -> None:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_KUBECONFIG_BYTES + 1)
+        if len(text) > MAX_KUBECONFIG_BYTES:
+            raise ValueError(f"larger than {MAX_KUBECONFIG_BYTES} bytes")
+        check(text.decode())
+    except OSError as error:
+        raise Unavailable(f"{path}: cannot be read: {error.strerror}", "name a readable file in KUBECONFIG") from error
+    except ValueError as error:
+        raise Unavailable(f"{path}: {error}", "correct the file; `kubectl config view` shows it") from error
+
+
+class _Entry(NamedTuple):
+    """One context, cluster or user of a kubeconfig."""
+
+    fields: Mapping[str, Any]
+    folder: Path
+    """Directory of the file: paths in the entry are relative to it."""
+    label: str
+    """File and path of the entry, for messages: the entry itself can hold secrets."""
+    node: ConfigNode | None = None
+
+    def refusal(self, field: str, problem: str, remedy: str) -> Unavailable:
+        return Unavailable(f"{self.label}.{field}: {problem}", remedy)
+
+
+def _entry(config: ConfigNode, kind: str, name: object) -> _Entry:
+    for node in config.value[kind]:
+        if node.value["name"] == name:
+            return _Entry(
+                node.value[kind[:-1]], Path(node.path).parent, f"{node.path}: {kind}[{name}].{kind[:-1]}", node
+            )
+    names = ", ".join(sorted(str(node.value["name"]) for node in config.value[kind]))
+    remedy = f"choose from {names}" if names else "add one, or compare `kubectl config view`"
+    raise Unavailable(f"{config.path}: {kind}[{name!s:.80}]: is not there", remedy)
+
+
+def _access(merger: KubeConfigMerger, context: str, *, logins: bool) -> ApiAccess:
+    config = merger.config
+    # kubectl takes the first current-context of several files, KubeConfigMerger the last.
+    current = context or next(
+        (name for file in merger.config_files.values() if (name := file.get("current-context"))), ""
     )
-    certificate = _material(user_path, mine, "client-certificate", user)
-    key = _material(user_path, mine, "client-key", user)
-    if (certificate is None) != (key is None):
-        lacking = "client-key" if key is None else "client-certificate"
-        raise _invalid_field(
-            str(user_path), f"{mine}.{lacking}", "is missing beside the other of the two", "write both"
+    if not current:
+        names = ", ".join(sorted(str(node.value["name"]) for node in config.value["contexts"]))
+        raise Unavailable(
+            f"{config.path}: current-context: is not set", f"choose from {names}" if names else "add a context"
         )
-    token = (
-        CredentialData(path=user_path.parent / user.token_file, field=f"{user_path}: {mine}.tokenFile")
-        if user.token_file
-        else None
+    chosen = _entry(config, "contexts", current)
+    cluster = _entry(config, "clusters", chosen.fields["cluster"])
+    user = _entry(config, "users", chosen.fields["user"]) if chosen.fields.get("user") else _Entry({}, Path(), "")
+    for name, remedy in (_UNSUPPORTED if logins else {**_UNSUPPORTED, **_LOGINS}).items():
+        if user.fields.get(name):
+            raise user.refusal(name, "is set", remedy)
+    login: Callable[[], IssuedCredentials] | None = None
+    if user.fields.get("exec"):
+        login = partial(_run_exec_plugin, user, cluster)
+    elif user.fields.get("auth-provider"):
+        login = partial(_refresh_oidc, merger, current, user)
+    access = ApiAccess(
+        _address(cluster, "server"),
+        _credentials(cluster, user),
+        str(chosen.fields.get("namespace") or "default"),
+        login=login,
     )
-    if token is None and user.token:
-        token = CredentialData(data=user.token.encode(), field=f"{user_path}: {mine}.token")
-    credentials = ApiCredentials(
-        authority=authority,
-        certificate=certificate,
-        key=key,
-        token=token,
-        verify=not cluster.insecure_skip_tls_verify,
-        server_name=cluster.tls_server_name,
-    )
-    login = None
-    if user.exec is not None:
-        if certificate is not None or token is not None:
-            raise _invalid_field(str(user_path), f"{mine}.exec", "stands beside a token or a certificate", "remove one")
-        login = ExecLogin(
-            user.exec, user_path.parent, f"{user_path}: {mine}.exec", _exec_cluster_info(cluster, authority)
-        )
-    access = ApiAccess(cluster.server.rstrip("/"), credentials, context.namespace or "default", login=login)
     if login is None:
         access.context()
     return access
 
 
-def _exec_cluster_info(cluster: _Cluster, authority: CredentialData | None) -> dict[str, Any]:
-    """What a program that logs in may be told of the cluster, as client-go has it."""
-    known: dict[str, Any] = {"server": cluster.server}
-    if cluster.tls_server_name:
-        known["tls-server-name"] = cluster.tls_server_name
-    if cluster.insecure_skip_tls_verify:
-        known["insecure-skip-tls-verify"] = True
-    if authority is not None:
-        known["certificate-authority-data"] = base64.b64encode(authority.read()).decode()
-    config = next((one.extension for one in cluster.extensions or () if one.name == f"{EXEC_API_GROUP}/exec"), None)
-    return known if config is None else {**known, "config": config}
-
-
-def _read_kubeconfig(path: Path, check: Callable[[str], None]) -> _Kubeconfig:
+def _address(cluster: _Entry, name: str) -> str:
+    text = str(cluster.fields[name]).rstrip("/")
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_KUBECONFIG_BYTES + 1)
-    except OSError as error:
-        raise Unavailable(f"{path}: cannot be read: {error.strerror}", "set KUBECONFIG to a file that can") from error
-    try:
-        if len(text) > MAX_KUBECONFIG_BYTES:
-            raise ValueError(f"larger than {MAX_KUBECONFIG_BYTES} bytes")
-        decoded = text.decode()
-        check(decoded)
-        return msgspec.convert({} if (content := msgspec.yaml.decode(decoded)) is None else content, _Kubeconfig)
-    except ValueError as error:  # msgspec's own are ones
-        said = str(error).replace("`", "")
-        raise Unavailable(f"{path}: {said}", "correct it, or see `kubectl config view`") from error
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise cluster.refusal(name, f"{text!r:.80} is not an address", "write https://HOST:PORT")
+    return text
 
 
-def _material(path: Path, where: str, name: str, holder: _Cluster | _KubeconfigUser) -> CredentialData | None:
-    """What a pair of fields such as `client-key` and `client-key-data` gives; the data counts more, as for kubectl."""
-    attribute = name.replace("-", "_")
-    data, file = getattr(holder, f"{attribute}_data"), getattr(holder, attribute)
-    if data:
-        field = f"{where}.{name}-data"
+def _credentials(cluster: _Entry, user: _Entry) -> ApiCredentials:
+    insecure = bool(cluster.fields.get("insecure-skip-tls-verify"))
+    token = user.fields.get("token")
+    file = user.fields.get("tokenFile")
+    credentials = ApiCredentials(
+        authority=_material(cluster, "certificate-authority"),
+        certificate=_material(user, "client-certificate"),
+        key=_material(user, "client-key"),
+        token=CredentialData(path=user.folder / file, field=f"{user.label}.tokenFile")
+        if file
+        else CredentialData(data=str(token).encode(), field=f"{user.label}.token")
+        if token
+        else None,
+        verify=not insecure,
+        server_name=str(cluster.fields.get("tls-server-name") or ""),
+        proxy=_address(cluster, "proxy-url") if cluster.fields.get("proxy-url") else None,
+        headers=tuple(_impersonation(user.fields)),
+    )
+    if credentials.authority is not None and insecure:
+        raise cluster.refusal("insecure-skip-tls-verify", "contradicts certificate-authority", "remove one")
+    if (credentials.certificate is None) != (credentials.key is None):
+        missing = "client-key" if credentials.key is None else "client-certificate"
+        raise user.refusal(missing, "is missing", "write both client-certificate and client-key")
+    return credentials
+
+
+def _material(entry: _Entry, name: str) -> CredentialData | None:
+    """Value of a pair of fields such as `client-key` and `client-key-data`; kubectl prefers the data."""
+    if data := entry.fields.get(f"{name}-data"):
         try:
-            return CredentialData(data=base64.b64decode(data, validate=True), field=f"{path}: {field}")
-        except (binascii.Error, ValueError):
-            raise _invalid_field(str(path), field, "is no base64", "write the PEM file through `base64 -w0`") from None
-    return CredentialData(path=path.parent / file, field=f"{path}: {where}.{name}") if file else None
+            return CredentialData(data=base64.b64decode(data, validate=True), field=f"{entry.label}.{name}-data")
+        except ValueError:
+            raise entry.refusal(f"{name}-data", "is not base64", "encode the PEM file with `base64 -w0`") from None
+    file = entry.fields.get(name)
+    return CredentialData(path=entry.folder / file, field=f"{entry.label}.{name}") if file else None
 
 
-def _refuse_unsupported(path: Path, where: str, set_: Mapping[str, Any]) -> None:
-    for field, value in set_.items():
-        if value:
-            raise _invalid_field(str(path), f"{where}.{field}", "is set", _UNSUPPORTED_FIELDS[field])
+def _impersonation(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Request headers of impersonation; the package does not read these fields (client-go tools/clientcmd does)."""
+    if user.get("as"):
+        yield "Impersonate-User", str(user["as"])
+    if user.get("as-uid"):
+        yield "Impersonate-Uid", str(user["as-uid"])
+    for group in user.get("as-groups") or ():
+        yield "Impersonate-Group", str(group)
+    for key, values in (user.get("as-user-extra") or {}).items():
+        for value in values:
+            yield f"Impersonate-Extra-{quote(key, safe='')}", str(value)
 
 
-def _invalid_field(path: str, field: str, what: str, remedy: str) -> Unavailable:
-    return Unavailable(f"{path}: {field}: {what}", remedy)
+def _run_exec_plugin(user: _Entry, cluster: _Entry) -> IssuedCredentials:
+    from kubernetes.config import ConfigException  # noqa: PLC0415 - 34 MiB
+    from kubernetes.config.exec_provider import ExecProvider  # noqa: PLC0415 - 34 MiB
+
+    assert user.node is not None
+    assert cluster.node is not None
+    plugin, label = user.node["user"]["exec"], f"{user.label}.exec"
+    try:
+        status = ExecProvider(plugin, str(user.folder), cluster.node["cluster"]).run()
+        token, certificate, key, expires = (
+            status.get(name) for name in ("token", "clientCertificateData", "clientKeyData", "expirationTimestamp")
+        )
+        if bool(certificate) != bool(key) or not (token or certificate):
+            raise ValueError("the plugin returned neither a token nor a certificate with its key")
+        return IssuedCredentials(
+            token=_issued(token, label),
+            certificate=_issued(certificate, label),
+            key=_issued(key, label),
+            expires_wall_s=parse_timestamp(expires) if expires else None,
+        )
+    except (ConfigException, AttributeError, RecursionError, TypeError, ValueError, OSError) as error:
+        # On a terminal ExecProvider passes the plugin's stderr through, and a failed plugin raises AttributeError there.
+        reason = "the plugin failed; its own message is above" if isinstance(error, AttributeError) else error
+        hint = " ".join(str(plugin.safe_get("installHint") or "").split())
+        raise Unavailable(f"{label}: {reason}", hint or "run the command of the plugin by hand") from None
 
 
-def _list_choices(names: Iterable[str]) -> str:
-    listed = ", ".join(sorted(names))
-    return f"choose from {listed}" if listed else "the file has none; see `kubectl config view`"
+def _issued(text: str | None, label: str) -> CredentialData | None:
+    return CredentialData(data=text.encode(), field=label) if text else None
+
+
+def _refresh_oidc(merger: KubeConfigMerger, context: str, user: _Entry) -> IssuedCredentials:
+    from kubernetes.client import Configuration  # noqa: PLC0415 - 34 MiB
+    from kubernetes.config.kube_config import KubeConfigLoader  # noqa: PLC0415 - 34 MiB
+
+    settings = Configuration()
+    # The persister writes a refreshed token into the file, as kubectl does: an identity provider can accept each only once.
+    loader = KubeConfigLoader(merger.config, context, config_base_path=None, config_persister=merger.save_changes)
+    loader.load_and_set(settings)
+    token = settings.api_key.get("BearerToken", "").removeprefix("Bearer ")
+    if not token:
+        raise user.refusal("auth-provider", "the login returned no token", "log in with kubectl, and try again")
+    return IssuedCredentials(token=_issued(token, f"{user.label}.auth-provider"))
 
 
 def _namespace(path: Path) -> str:
