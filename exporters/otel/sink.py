@@ -33,10 +33,9 @@ MAX_BACKOFF_S = 60.0
 FINAL_EXPORT_S, DISCONNECT_S = 1.0, 0.5
 """What close() grants the last export, and the thread to notice that its connection is gone."""
 MAX_RESPONSE_BYTES = 64 << 10
-"""Of an answer by gRPC, unpacked; otlp_http.py bounds those by HTTP."""
+"""Bound of a gRPC response, uncompressed."""
 SDK_LOGGERS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk", "urllib3")
 """Whose complaints, one or more for every attempt, are kept out of the log."""
-GRPC_EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 
 
 class ExportResult(NamedTuple):
@@ -188,15 +187,17 @@ def _http(kind: str, signal: OtlpSignal) -> SdkExporter:
     from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-
-    from exporters.otel.http_session import bounded_session  # noqa: PLC0415
+    from requests import Session  # noqa: PLC0415
 
     compression = Compression.Gzip if signal.compression == "gzip" else Compression.NoCompression
-    # With a certificate named for OTLP, REQUESTS_CA_BUNDLE would go before it, and a collector of its own authority be
-    # refused; the price is that proxies of the environment are not used then.
-    bounded = bounded_session(trust_env=not signal.certificate)
+    session = Session()
+    # requests prefers REQUESTS_CA_BUNDLE to the certificate configured for OTLP, and would refuse a collector with a private
+    # CA. The environment's proxies are not used either then.
+    session.trust_env = not signal.certificate
+    # A redirected POST becomes a GET of a log-in page whose status 200 would count as delivered.
+    session.max_redirects = 0
     exporter = OTLPMetricExporter if kind == "metrics" else OTLPSpanExporter
-    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, session=bounded)
+    return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, session=session)
 
 
 class _ExportJob:
@@ -215,8 +216,6 @@ class _ExporterLogs(logging.Handler):
         super().__init__(logging.WARNING)
         self.text = "no reason given"
         self._passing = ""
-        # It drops repeated words for 20 s; here the newest are wanted, and nothing is logged of them by itself.
-        logging.getLogger(GRPC_EXPORTER_LOGGER).filters.clear()
         self._loggers = [logging.getLogger(name) for name in SDK_LOGGERS]
         for logger in self._loggers:
             logger.addHandler(self)
