@@ -21,7 +21,7 @@ from api.katalyst.meta import KatalystStruct
 from deploy import chart
 
 DEPLOY_DIR = Path(__file__).parent
-CRD_HEADER = "# Made from api/katalyst by `python -m deploy.build`.\n"
+CRD_HEADER = "# Generated from api/katalyst by `python -m deploy.build`.\n"
 
 
 def collect_field_docs() -> FieldDocs:
