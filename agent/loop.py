@@ -197,7 +197,7 @@ class Loop:
             node=node,
             forecasts=forecasts,
             shadow=shadow,
-            made=self._actuator.foretold.outcomes(),
+            runtime_outcomes=self._actuator.foretold.outcomes(),
             outcomes=outcomes,
             evictions=evictions,
             kills=kills,

@@ -9,63 +9,62 @@ from collections.abc import Mapping
 import msgspec
 
 UNLIMITED = (1 << 64) - 1
-"""A limit that is none: `max` in the files of version 2."""
+"""Value of a limit that is not set: `max` in the files of cgroup v2."""
 
 
 class Durations(msgspec.Struct, frozen=True, kw_only=True):
-    """How long something took, each time it happened, cumulative."""
+    """Number, sum and distribution of durations, cumulative."""
 
     sum_ns: int
     count: int
     slots: tuple[int, ...] | None = None
-    """Log2 histogram (`api.histogram`); None where the source knows sums only (/proc/PID/schedstat)."""
+    """Log2 histogram (`api.histogram`); None if the source has sums only (/proc/PID/schedstat)."""
 
 
 RunqLatency = Durations
-"""Time that a cgroup's tasks spent runnable but not running."""
+"""Time that tasks of a cgroup were runnable but not running."""
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """Who had the CPU while tasks of a cgroup waited for it: cumulative nanoseconds of their waits, split."""
+    """Run-queue latency of a cgroup in nanoseconds, divided by what occupied the CPU meanwhile, cumulative."""
 
     by_cgroup: Mapping[str, int]
-    """By path of the cgroup that ran meanwhile; the waiting cgroup itself is among them (its own tasks queue too). What
-    was told of a cgroup goes with it when it is removed."""
+    """By path of the cgroup that ran meanwhile, including the waiting cgroup itself (its tasks also queue behind each other).
+    The entry of a removed cgroup is dropped."""
     throttled_ns: int
-    """Held back by the cgroup's own quota, or one above it: no neighbour's doing."""
+    """Throttled by the CPU quota of the cgroup or of an ancestor, not caused by another cgroup."""
     higher_class_ns: int
     """Real-time, deadline and stop tasks ran."""
     other_ns: int
-    """The rest: an idle CPU on its way, cgroups that were gone before they could be told of, and what found no place in the
-    table."""
+    """Remainder: an idle CPU still waking up, cgroups removed before they were read, and entries that exceeded the size of
+    the map."""
 
 
 class Wakeups(msgspec.Struct, frozen=True, kw_only=True):
-    """Who woke the tasks of a cgroup, how often, and how long it took from there until they ran, cumulative."""
+    """Wakeups of a cgroup's tasks by waker, with the latency from wakeup to running, cumulative."""
 
     by_cgroup: Mapping[str, Durations]
-    """By path of the cgroup whose task woke them; the woken cgroup itself is among them. What was told of a cgroup goes with
-    it when it is removed."""
+    """By path of the waker's cgroup, including the woken cgroup itself. The entry of a removed cgroup is dropped."""
     interrupt: Durations
-    """Timers, devices, and packets from outside."""
+    """Woken by timers, devices, and packets from outside."""
     kernel_thread: Durations
     other: Durations
-    """Cgroups that were gone before they could be told of, and what found no place in the table."""
+    """Woken by cgroups removed before they were read, or not counted because the map was full."""
 
 
 class CpuCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """What the CPU's own counters say, cumulative."""
+    """Hardware performance counters, cumulative."""
 
     cycles: int
-    """Unhalted."""
+    """Unhalted cycles."""
     instructions: int
-    """Retired."""
+    """Retired instructions."""
     misses: int | None = None
-    """Of the last level of cache; None where no third counter was free."""
+    """Misses of the last-level cache; None if no third hardware counter was available."""
 
 
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):
-    """One PSI file: cumulative stall time of some and of all tasks; `full` is absent for a node's CPU on old kernels."""
+    """One PSI file: cumulative stall time of some and of all tasks; `full` is None for a node's CPU on old kernels."""
 
     some_us: int
     some_avg10: float
@@ -78,7 +77,7 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of /proc/stat, in nanoseconds. Guest time is part of user and is not listed again."""
+    """One line of /proc/stat, in nanoseconds. Guest time is included in user_ns."""
 
     user_ns: int
     nice_ns: int
@@ -99,43 +98,43 @@ class CpuTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadStates(msgspec.Struct, frozen=True, kw_only=True):
-    """Threads by what they do right now, those of the cgroup itself, without the groups below."""
+    """Current number of threads by scheduler state, of the cgroup itself without its descendants."""
 
     runnable: int
     """Running or waiting for a CPU."""
     uninterruptible: int
-    """Asleep and not to be woken by signals; `iowait` of them for a disk."""
+    """In uninterruptible sleep for reasons other than a disk."""
     iowait: int | None
-    """None where only /proc is read, which does not tell."""
+    """In uninterruptible sleep for a disk; None if only /proc is read, which does not distinguish it."""
     sleeping: int
 
 
 class LoadAverages(msgspec.Struct, frozen=True, kw_only=True):
-    """Exponentially damped averages over 1, 5 and 15 minutes, as the kernel makes them (kernel/sched/loadavg.c)."""
+    """Exponentially damped averages over 1, 5 and 15 minutes, as in kernel/sched/loadavg.c."""
 
-    one: float
-    five: float
-    fifteen: float
-    runnable_one: float
-    """The same of runnable tasks alone, without the uninterruptible ones."""
-    runnable_five: float
-    runnable_fifteen: float
+    load1: float = msgspec.field(name="one")
+    load5: float = msgspec.field(name="five")
+    load15: float = msgspec.field(name="fifteen")
+    runnable1: float = msgspec.field(name="runnable_one")
+    """Average of runnable tasks only, without uninterruptible ones."""
+    runnable5: float = msgspec.field(name="runnable_five")
+    runnable15: float = msgspec.field(name="runnable_fifteen")
 
 
 class ReclaimLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that a cgroup's tasks had to free themselves, cumulative."""
+    """Memory reclaim done by the tasks of a cgroup themselves, cumulative."""
 
     direct: Durations
-    """Node-wide direct reclaim: the allocation waited meanwhile."""
+    """Direct reclaim because the node was short of memory; the allocation was delayed."""
     limit: Durations
     """Reclaim because of the cgroup's own limit."""
     reclaimed_pages: int
     kswapd_wakeups: int
-    """How often an allocation of this cgroup woke kswapd."""
+    """Number of times an allocation of this cgroup woke kswapd."""
 
 
 class IoStat(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes and operations of one device, cumulative (io.stat of v2, blkio.throttle.* of v1)."""
+    """Bytes and operations on one device, cumulative (io.stat on v2, blkio.throttle.* on v1)."""
 
     read_bytes: int
     write_bytes: int
@@ -146,7 +145,7 @@ class IoStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockIo(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of one device from issue to completion, as the block layer saw them, cumulative."""
+    """Requests to one device from issue to completion in the block layer, cumulative."""
 
     reads: Durations
     writes: Durations
@@ -155,7 +154,7 @@ class BlockIo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SocketTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tasks of a cgroup sent and received on sockets, cumulative, by protocol."""
+    """Payload sent and received on sockets by the tasks of a cgroup, by protocol, cumulative."""
 
     tcp_sent_bytes: int
     tcp_received_bytes: int
@@ -169,20 +168,20 @@ class SocketTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CgroupLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is set for a cgroup, in the kernel's own units; None where the hierarchy has no such file."""
+    """Limits of a cgroup in the kernel's own units; None if the hierarchy has no such file."""
 
     quota_us: int | None = None
-    """CPU time in a period; -1 is no limit."""
+    """CPU time per period; -1 means no limit."""
     period_us: int | None = None
     burst_us: int | None = None
     weight: int | None = None
-    """cpu.shares (v1: 2 to 262144) or cpu.weight (v2: 1 to 10000)."""
+    """Value of cpu.shares (v1: 2 to 262144) or cpu.weight (v2: 1 to 10000)."""
     idle: bool | None = None
     cpus: str | None = None
-    """CPU list in force."""
+    """Effective CPU list."""
     mems: str | None = None
     memory_max_bytes: int | None = None
-    """`UNLIMITED` is no limit, as for the others."""
+    """`UNLIMITED` means no limit, as in the other limits."""
     memory_high_bytes: int | None = None
     memory_low_bytes: int | None = None
     memory_min_bytes: int | None = None
@@ -192,7 +191,7 @@ class CgroupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One NUMA node."""
+    """CPUs, distances and memory of one NUMA node."""
 
     cpus: tuple[int, ...] = ()
     distances: Mapping[int, int] = {}
@@ -214,20 +213,20 @@ class MemoryZone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kswapd(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel's background reclaim of one NUMA node, cumulative."""
+    """Background reclaim of one NUMA node, cumulative."""
 
     wakeups: int
     active_ns: int
-    """On the clock, from each wakeup until it went to sleep again."""
+    """Wall-clock time between each wakeup and the next sleep."""
     scanned_pages: int
     reclaimed_pages: int
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of /proc/diskstats, cumulative, and what /sys/block says of the device."""
+    """One line of /proc/diskstats, cumulative, with attributes from /sys/block."""
 
     number: str
-    """`MAJOR:MINOR`."""
+    """Device number, `MAJOR:MINOR`."""
     reads: int
     read_bytes: int
     read_ns: int
@@ -237,7 +236,7 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     busy_ns: int
     in_flight: int
     kind: str = ""
-    """`HDD`, `SSD`, `NVME` or `VIRTIO`; empty where unknown, and for partitions."""
+    """`HDD`, `SSD`, `NVME` or `VIRTIO`; empty if unknown, and for partitions."""
     wbt_lat_us: int | None = None
 
 
@@ -245,19 +244,19 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     """One network interface of /proc/net/dev, cumulative."""
 
     received: Mapping[str, int]
-    """In the file's names: bytes, packets, errs, drop, fifo, frame, compressed, multicast."""
+    """By column of the file: bytes, packets, errs, drop, fifo, frame, compressed, multicast."""
     sent: Mapping[str, int]
-    """bytes, packets, errs, drop, fifo, colls, carrier, compressed."""
+    """By column of the file: bytes, packets, errs, drop, fifo, colls, carrier, compressed."""
     duplex: str = ""
     speed_mbit: int | None = None
     carrier: bool | None = None
-    """Whether a card has a link; None where that is not known, as of one that is switched off."""
+    """Whether the card has a link; None if unknown, for example if the interface is down."""
     bonded: bool = False
-    """Whether it is part of a bond, which has a speed of its own."""
+    """Whether the interface belongs to a bond, which has a speed of its own."""
 
 
 class Filesystem(msgspec.Struct, frozen=True, kw_only=True):
-    """Room on one file system."""
+    """Size and free space of one file system."""
 
     size_bytes: int
     available_bytes: int
@@ -266,7 +265,7 @@ class Filesystem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OomVictim(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that the kernel killed for memory."""
+    """Process that the OOM killer terminated."""
 
     wall_time_ns: int
     cgroup: str
@@ -279,44 +278,43 @@ class L3Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     group: str
-    """A control group, empty for the default one, which has what is in no other: their sum is the cache's whole traffic. Or
-    a monitoring group, `NAME/mon_groups/NAME`, whose counts are part of its control group's too."""
+    """A control group, empty for the default one; their sum is the total traffic of the cache. Or a monitoring group,
+    `NAME/mon_groups/NAME`, whose counts are included in its control group's."""
     total_bytes: int
     local_bytes: int
     occupancy_bytes: int | None = None
 
     @property
     def is_monitoring_group(self) -> bool:
-        """Whether it is of a monitoring group."""
         return "mon_groups/" in self.group
 
 
 class KubeletManagers(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the kubelet's resource managers hand something out."""
+    """Resource managers of the kubelet that assign CPUs or NUMA nodes to containers."""
 
     cpu: str
-    """Policy of its CPU manager: `none` or `static`, or `unknown` where nobody could be asked,"""
+    """Policy of the CPU manager: `none`, `static`, or `unknown` if the kubelet could not be queried."""
     memory: str
-    """and of its memory manager."""
+    """Policy of the memory manager: `none`, `static` or `unknown`."""
     exclusive: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
-    """CPUs that containers have to themselves, by the pod's uid and the container's name."""
+    """Exclusive CPUs of containers, by pod uid and container name."""
     bound: frozenset[str] = frozenset()
     """Uids of pods whose memory is bound to NUMA nodes."""
 
     @property
     def manages_cpusets(self) -> bool:
-        """Whether it writes lists of CPUs, or may, as far as is known."""
+        """Whether the kubelet writes cpuset.cpus, or may because its policy is unknown."""
         return self.cpu != "none"
 
     @property
     def mems(self) -> bool:
-        """Whether it writes lists of NUMA nodes, or may."""
+        """Whether the kubelet writes cpuset.mems, or may because its policy is unknown."""
         return self.memory != "none"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change while the machine runs."""
+    """Properties that do not change while the machine runs."""
 
     codename: str = ""
-    """As Malachite spells it: `Intel_CascadeLake`, `AMD_K19Zen4`; empty where unknown."""
+    """Microarchitecture in Malachite's spelling: `Intel_CascadeLake`, `AMD_K19Zen4`; empty if unknown."""
     is_vm: bool | None = None

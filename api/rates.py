@@ -23,13 +23,13 @@ class CgroupRates(msgspec.Struct, frozen=True, kw_only=True):
     interval_ns: int
     cpu_cores: float | None = None
     throttled_periods_ratio: float | None = None
-    """Throttled periods among the CFS periods that elapsed; 0 where none elapsed."""
+    """Share of the elapsed CFS periods that were throttled; 0 if none elapsed."""
     throttled_periods: int | None = None
     throttled_ns: int | None = None
     wait: RunqLatency | None = None
     """Waits that ended within the interval."""
     wait_cores: float | None = None
-    """Mean number of tasks that waited for a CPU; with cpu_cores it makes the mean number runnable (Little's law)."""
+    """Mean number of tasks waiting for a CPU. With cpu_cores it gives the mean number of runnable tasks (Little's law)."""
     cpu_pressure_ratio: float | None = None
     memory_pressure_ratio: float | None = None
     io_pressure_ratio: float | None = None
@@ -48,14 +48,14 @@ class NodeRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of the node and of every cgroup present, as the same cgroup, in both snapshots (by path)."""
+    """Rates of the node, and by path of every cgroup that is in both snapshots with the same inode."""
 
     node: NodeRates
     cgroups: Mapping[str, CgroupRates]
 
 
 def delta(before: int | None, after: int | None) -> int | None:
-    """Growth of a counter; None where either end is unknown or the counter went backwards."""
+    """Growth of a counter; None if either value is unknown or the counter decreased."""
     if before is None or after is None or after < before:
         return None
     return after - before
@@ -84,27 +84,28 @@ def _zero_runq_latency(slots: int) -> RunqLatency:
 
 
 def sum_runq_latencies(waits: Sequence[RunqLatency]) -> RunqLatency:
-    """All of these waits together; without a distribution where one of them has none."""
+    """Sum of these distributions; without slots if one of them has none."""
     if len(waits) == 1:
         return waits[0]
-    known = [wait.slots for wait in waits if wait.slots is not None]
-    slots = tuple(map(sum, zip(*known, strict=True))) if known and len(known) == len(waits) else None
+    distributions = [wait.slots for wait in waits if wait.slots is not None]
+    complete = bool(distributions) and len(distributions) == len(waits)
+    slots = tuple(map(sum, zip(*distributions, strict=True))) if complete else None
     return RunqLatency(sum_ns=sum(wait.sum_ns for wait in waits), count=sum(wait.count for wait in waits), slots=slots)
 
 
 def cgroups_by_container(cgroups: Collection[str], containers: Iterable[str]) -> dict[str, list[str]]:
-    """By container's cgroup, where it is there: its path, and then those of the groups below it.
+    """Map each container cgroup that exists to its own path followed by the paths of its descendants.
 
-    A group below two containers belongs to the nearer one.
+    A cgroup below two containers belongs to the nearest one.
     """
-    found = {path: [path] for path in containers if path in cgroups}
+    groups = {path: [path] for path in containers if path in cgroups}
     for path in cgroups:
         above = path.rpartition("/")[0]
-        while above and above not in found:
+        while above and above not in groups:
             above = above.rpartition("/")[0]
-        if above and path not in found:
-            found[above].append(path)
-    return found
+        if above and path not in groups:
+            groups[above].append(path)
+    return groups
 
 
 def compute_rates(previous: Snapshot, current: Snapshot) -> Rates | None:
@@ -162,8 +163,8 @@ def _node_rates(previous: Snapshot, current: Snapshot, interval_ns: int) -> Node
 
 
 def _capped_at_cpus(cpus: Sequence[Cpu], cores: float) -> float:
-    """No more than there are. The stamps are taken before the files are read, and the node's times are whole ticks: where a
-    busy machine keeps the second read waiting, a short interval holds more of them than it has room for."""
+    # The timestamps are taken before the files are read, and /proc/stat counts whole ticks. If a busy machine delays the
+    # second read, a short interval contains more CPU time than its CPUs can provide.
     return min(cores, float(len(cpus))) if cpus else cores
 
 

@@ -1,6 +1,6 @@
 """Generates docs/settings.md from the types of `agent.config.config`.
-Run `python -m tools.settings_reference docs/settings.md`. A Struct that one field holds is a section; a Struct
-in a list or a map, or of several fields, is described once.
+Run `python -m tools.settings_reference docs/settings.md`. A Struct that exactly one field holds becomes a section; a
+Struct in a list or a map, or of several fields, is described once.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from agent.dynamic_config.effective import format_flow_yaml
 
 EXAMPLES: Mapping[str, str] = {
     "": """\
-intervalS: 2                    # rounds are half as many, and cost half as much
-watchIntervalS: 0.05            # and breaches are seen sooner all the same
-probes: [blame, throttles]      # of the probes beside run-queue waits these alone
-shadow: {policy: canonical}     # what would Katalyst's policy lend?
+intervalS: 2                    # half as many cycles at half the cost
+watchIntervalS: 0.05            # latency breaches are still detected quickly
+probes: [blame, throttles]      # only these probes besides run-queue latency
+shadow: {policy: canonical}     # evaluate Katalyst's policy without applying it
 """,
     "qos": """\
-qos:                            # a cluster that calls its batch pods `tier: offline`
+qos:                            # the cluster labels its batch pods `tier: offline`
   reclaimedSelector: {example.com/tier: offline}
   enhancementDefaults: {oom_priority: "50"}
 """,
     "advisor": """\
 advisor:
   policy: latency
-  latency: {targetWaitMs: 5, growRatioPerS: 0.05}     # protect harder, lend more slowly
+    latency: {targetWaitMs: 5, growRatioPerS: 0.05}     # protect more strictly, return CPU more slowly
 ---
-advisor:                        # what Katalyst does, with its controller on two indicators
+advisor:                        # Katalyst's policy, with its controller on two indicators
   policy: canonical
   reservedForAllocateCores: 2
   provision:
@@ -50,14 +50,14 @@ memory:
   policy: numa_aware
   reclaimRoot: /kubepods/besteffort
   reaper: {enable: true}
-  offloading:                   # batch pods give up what they do not use; swap is left alone
+    offloading:                   # reclaim unused memory of batch pods, without swap
     levels: {reclaimed_cores: {enable: true, policy: psi}}
 """,
     "forecast": """\
-forecast: {missRatio: 0.03}     # surer, and about two points of the node less are promised
+forecast: {missRatio: 0.03}     # more conservative: about two percent of the node less headroom
 """,
     "inference": """\
-inference:                      # where pods take longer than their profiles' target, less CPU use is aimed at
+inference:                      # lower the target CPU use while pods exceed the latency targets of their profiles
   strategy: borwein_v2
   slots: [{below: 0.5, offset: 0.1}, {below: 1.0, offset: 0.0}, {below: 2.0, offset: -0.1}]
   specialTimes: [{start: "19:00", end: "22:00", offset: -0.2}]
@@ -77,7 +77,7 @@ node:                           # the node may be scheduled for up to 2.5 times 
 """,
     "placing": """\
 placing:
-  reservedCpuList: 0,24         # both threads of the first core are the system's
+    reservedCpuList: 0,24         # both threads of the first core are reserved for the system
   numaHint: packing
 """,
     "knobs": """\
@@ -89,113 +89,112 @@ knobs:
     max: {reclaimed_cores: "8:16 wbps=52428800"}
     wbtUs: {SSD: 2000, NVME: 2000, HDD: 75000}
     costQos: {sda: enable=1 ctrl=user rpct=95.00 rlat=10000 wpct=95.00 wlat=20000 min=50.00 max=150.00}
-  resctrl:                      # batch pods have a fifth of each L3 cache
+    resctrl:                      # batch pods get a fifth of each L3 cache
     enabled: true
     levels: {reclaimed_cores: {catEndPercent: 20, mbaPercent: 50}}
 """,
     "eviction": """\
-eviction:                       # docs/eviction.md says what each plugin does
+eviction:                       # docs/eviction.md describes the plugins
   plugins: ["*", rss-overuse-eviction-plugin]
   dryRun: [rss-overuse-eviction-plugin]
   systemMemory: {kswapdPagesPerS: 5000}
 """,
     "kubelet": """\
-kubelet:                        # one that signs its own certificate, beside CRI-O
+kubelet:                        # a kubelet with a self-signed certificate, and CRI-O
   caFile: /var/lib/kubelet/pki/kubelet.crt
   serverName: worker-3
   runtimeSocket: /run/crio/crio.sock
 """,
     "sockets": """\
-sockets: {serve: [advisor, pod-resources]}              # beside Katalyst's agent without its own advisor
+sockets: {serve: [advisor, pod-resources]}              # with Katalyst's agent, without its own advisor
 ---
-sockets: {take: [cpu, memory]}                          # or its advisor, and our QRM
+sockets: {take: [cpu, memory]}                          # Katalyst's advisor, this agent's QRM
 """,
     "exporters": """\
 exporters: {maxCgroups: 100}
 """,
 }
-"""By the name of the part; the agent's own settings have none. A line of three dashes begins another file."""
+"""Examples by section name, empty for the top level. A line of three dashes separates files."""
 
 HEAD = """# Settings
 
-Made from `agent/config/` and `tools/settings_reference.py` by `python -m tools.settings_reference docs/settings.md`; change those, not this.
+Generated from `agent/config/` and `tools/settings_reference.py` by `python -m tools.settings_reference docs/settings.md`; edit those files instead of this one.
 
-`dioptase agent --config FILE` reads them from one YAML file. All are optional, and none has to be set for a node to be
-looked after. A file is refused as a whole, before anything is changed, with file, field and what to do: fields that nobody
-knows or that are there twice, values of another type or out of bounds, values that contradict each other, and values that
-this node cannot hold, such as a CPU that is to be reserved and is not there. [operations.md](operations.md) has the rest of
-what a person runs the agent with: options, the pods file, TLS, OpenTelemetry.
+`dioptase agent --config FILE` reads the settings from one YAML file. All of them are optional. An invalid file is rejected
+completely, before anything is changed, with file, field and remedy: unknown or repeated fields, values of a wrong type or out
+of bounds, contradictory values, and values that are impossible on this node, such as a reserved CPU that does not exist.
+[operations.md](operations.md) describes the other inputs of the agent: options, the pods file, TLS, OpenTelemetry.
 
 - The name of a setting is its path in the file: `advisor.latency.targetWaitMs` is written
   `advisor: {latency: {targetWaitMs: 5}}`. `NAME` in a path stands for a key of a map, `[]` for an item of a list.
-- Brackets hold the name that Katalyst has for it (where the section says so, Koordinator or oomd).
-- Units are in the names: `S` and `Ms` and `Us` for seconds, milli- and microseconds, `Cores` for CPUs' worth of time, `Bytes`,
-  `Mib`, `Mbit`; a `Ratio` is a part of one, `Percent` of a hundred.
-- Values that YAML takes for something else than text need quotes: `policy: "off"`, `start: "19:00"`.
-- A default of *unset* depends on the node or leaves it to others; the text says how.
+- Brackets contain Katalyst's name of the setting (or Koordinator's or oomd's, where the section says so).
+- Names include units: `S`, `Ms` and `Us` are seconds, milliseconds and microseconds, `Cores` is CPU time per time, and `Bytes`,
+  `Mib` and `Mbit` are as usual; a `Ratio` is a fraction, a `Percent` a percentage.
+- Values that YAML would not decode as text need quotes: `policy: "off"`, `start: "19:00"`.
+- A default of *unset* means that the value depends on the node or is left to other components, as the text says.
 """
 _MAX_DEFAULT_CHARS = 40
-"""Letters; longer defaults stand below their table."""
+"""Longer defaults are shown below their table."""
 
 
 class _SectionPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A Struct to be described: under which path, and of which part of the file."""
+    """Struct to describe, and its path."""
 
     path: str
     kind: types.StructType
 
 
 def settings_reference() -> str:
-    """The whole document."""
+    """Generate the document."""
     places = {place.kind.cls: place for place in _section_places()}
     return HEAD + "".join(_section(place, places) for place in places.values())
 
 
 def field_docstrings(kind: type) -> Mapping[str, str]:
-    """The docstring of each field of a Struct: the text that follows it in the source."""
+    """Docstring of each field of a Struct, the string that follows it in the source."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    docstrings = {}
     for field, after in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             text = ast.literal_eval(after.value)
-            found[field.target.id] = " ".join(text.split())
-    return found
+            docstrings[field.target.id] = " ".join(text.split())
+    return docstrings
 
 
 def _section_places() -> Sequence[_SectionPlace]:
-    """Every Struct, each once: sections in the order of the fields, with what they refer to behind them."""
+    """Every Struct once: sections in the order of their fields, each followed by the Structs that it refers to."""
     top = types.type_info(AgentConfig)
     assert isinstance(top, types.StructType)
     direct, other = Counter[type](), Counter[type]()
     _count_uses(top, direct, other)
-    found: dict[type, _SectionPlace] = {}
+    places: dict[type, _SectionPlace] = {}
 
     def visit(kind: types.StructType, path: str) -> None:
-        found[kind.cls] = _SectionPlace(path=path, kind=kind)
+        places[kind.cls] = _SectionPlace(path=path, kind=kind)
         for field in kind.fields:
             below = f"{path}.{field.encode_name}".lstrip(".")
             for inner, suffix in _nested_structs(field.type):
-                if inner.cls in found or (suffix and direct[inner.cls] == 1):
+                if inner.cls in places or (suffix and direct[inner.cls] == 1):
                     continue
                 shared = direct[inner.cls] > 1 or (not direct[inner.cls] and other[inner.cls] > 1)
                 visit(inner, inner.cls.__name__.removesuffix("Config") if shared else below + suffix)
 
     visit(top, "")
-    return tuple(found.values())
+    return tuple(places.values())
 
 
 def _count_uses(kind: types.StructType, direct: Counter[type], other: Counter[type]) -> None:
     for field in kind.fields:
         for inner, suffix in _nested_structs(field.type):
-            known = direct[inner.cls] + other[inner.cls]
+            is_counted = direct[inner.cls] + other[inner.cls] > 0
             (other if suffix else direct)[inner.cls] += 1
-            if not known:
+            if not is_counted:
                 _count_uses(inner, direct, other)
 
 
 def _nested_structs(kind: types.Type) -> Iterator[tuple[types.StructType, str]]:
-    """The Structs of a field, with what follows the field's name in the path of what they hold; nothing: a section."""
+    """Structs of a field, with the suffix of their path; an empty suffix means a section."""
     if isinstance(kind, types.StructType):
         yield kind, ""
     elif isinstance(kind, types.UnionType):
@@ -207,7 +206,7 @@ def _nested_structs(kind: types.Type) -> Iterator[tuple[types.StructType, str]]:
 
 
 def _section(place: _SectionPlace, places: Mapping[type, _SectionPlace]) -> str:
-    """A heading, what it is for, an example where it begins a part of the file, and a row for each setting."""
+    """Heading, description, example if the section is a top-level one, and a table row for each setting."""
     texts, rows, long = field_docstrings(place.kind.cls), "", ""
     prefix = f"{place.path}." if place.path else ""
     for field in place.kind.fields:
@@ -262,7 +261,7 @@ def _default_block(field: types.Field) -> str:
 
 
 def _values_text(kind: types.Type, places: Mapping[type, _SectionPlace]) -> str:
-    """What a setting may be, in words."""
+    """Describe the values of a setting."""
     match kind:
         case types.UnionType():
             parts = [part for part in kind.types if not isinstance(part, types.NoneType)]
@@ -273,7 +272,7 @@ def _values_text(kind: types.Type, places: Mapping[type, _SectionPlace]) -> str:
             what = "whole number" if isinstance(kind, types.IntType) else "number"
             return ", ".join(filter(None, (what, _bounds_text(kind))))
         case types.StrType():
-            # A bar would end the cell, in code too.
+            # A bar would end the table cell, even in code.
             pattern = (kind.pattern or "").replace("|", "\\|")
             return f"text that matches `{pattern}`" if pattern else "text"
         case types.EnumType():
@@ -287,7 +286,7 @@ def _values_text(kind: types.Type, places: Mapping[type, _SectionPlace]) -> str:
         case types.StructType():
             path = places[kind.cls].path
             return f"as [`{path}`](#{_anchor(path)})"
-    raise TypeError(f"a setting of type {kind} has no words here: add them")
+    raise TypeError(f"no description for a setting of type {kind}: add it here")
 
 
 def _bounds_text(kind: types.IntType | types.FloatType) -> str:
@@ -302,10 +301,10 @@ def _bounds_text(kind: types.IntType | types.FloatType) -> str:
 
 
 def _number_text(value: float) -> str:
-    whole = int(value)
-    if whole > 1 << 20 and whole & (whole - 1) == 0:
-        return f"2^{whole.bit_length() - 1}"
-    return f"{whole}" if whole == value else f"{value:g}"
+    integer = int(value)
+    if integer > 1 << 20 and integer & (integer - 1) == 0:
+        return f"2^{integer.bit_length() - 1}"
+    return f"{integer}" if integer == value else f"{value:g}"
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def is_pod_reclaimable(pod: Pod, config: AdvisorConfig) -> bool:
     """Whether what an online pod leaves idle may be lent: by its service profile, and by its share pool."""
     pool = pod.enhancements.cpuset_pool or SHARE_POOL
     shut = pod.qos is QoSLevel.SHARED and pool in config.provision.disable_reclaim_share_pools
-    return pod.profile.lends and not shut
+    return pod.profile.reclaimable and not shut
 
 
 def estimate_pod_cores(

@@ -34,7 +34,7 @@ class DecisionJournal:
 
     def publish(self, finished: Cycle) -> None:
         """Record what is new in this round. Never raises: a disk's refusal is logged once and shown in `problem`."""
-        for trigger, outcomes in ((NRI_TRIGGER, finished.made), (finished.trigger, finished.outcomes)):
+        for trigger, outcomes in ((NRI_TRIGGER, finished.runtime_outcomes), (finished.trigger, finished.outcomes)):
             for outcome in outcomes:
                 if self._is_news(outcome):
                     self._record(finished, trigger, outcome)

@@ -79,7 +79,7 @@ class AdvisorClient(Generic[Taken]):
 
     async def run(self, every_s: float = POLL_INTERVAL_S) -> None:
         """Ask until cancelled."""
-        peer = GrpcClient(self._path, self._service, words=SUPPORTS_GET_ADVICE)
+        peer = GrpcClient(self._path, self._service, metadata=SUPPORTS_GET_ADVICE)
         try:
             while True:
                 await self._turn(peer, every_s)

@@ -115,8 +115,6 @@ class PodResourcesListerClient:
             parts=self._parts(one.topology_aware_quantity_list, field),
             capacity_total=self._number(one.original_aggregated_quantity, field),
             capacity_parts=self._parts(one.original_topology_aware_quantity_list, field),
-            node_resource=one.is_node_resource,
-            scalar=one.is_scalar_resource,
         )
 
     def _allocatable(self, one: Any, field: str) -> TopologyResource:
@@ -126,8 +124,6 @@ class PodResourcesListerClient:
             parts=self._parts(one.topology_aware_allocatable_quantity_list, field),
             capacity_total=self._number(one.aggregated_capacity_quantity, field),
             capacity_parts=self._parts(one.topology_aware_capacity_quantity_list, field),
-            node_resource=one.is_node_resource,
-            scalar=one.is_scalar_resource,
         )
 
     def _parts(self, listed: Iterable[Any], field: str) -> tuple[TopologyQuantity, ...]:

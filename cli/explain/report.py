@@ -141,7 +141,7 @@ def pod_text(story: PodExplanation) -> LabelledParts:
         yield "rejected", _REJECTION_TEXT.get(story.rejected.rule, _NO_CPUS)
         yield from reason_text(story.rejected)
     for card in story.cards:
-        whole = f"of {card.capacity} that can be promised both ways {card.promised} are"
+        whole = f"of {card.capacity} that can be promised both ways {card.allocated_mbit} are"
         yield "network", f"{card.pods[story.pod]} Mbit/s of {formats.printable(card.name)} are promised to it; {whole}"
     if story.lending is not None:
         yield from _reclaimable_text(story.lending)

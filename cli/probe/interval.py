@@ -120,12 +120,12 @@ COLUMN_TITLES = {
     "threads_by_state.uninterruptible": "blocked",
     "threads_by_state.iowait": "i/o",
     "threads_by_state.sleeping": "asleep",
-    "load.one": "load1",
-    "load.five": "load5",
-    "load.fifteen": "load15",
-    "load.runnable_one": "run1",
-    "load.runnable_five": "run5",
-    "load.runnable_fifteen": "run15",
+    "load.load1": "load1",
+    "load.load5": "load5",
+    "load.load15": "load15",
+    "load.runnable1": "run1",
+    "load.runnable5": "run5",
+    "load.runnable15": "run15",
 }
 """What `dioptase top` calls them too: ten columns have to fit beside a path. `blocked` is what top shows as
 stuck and as i/o."""

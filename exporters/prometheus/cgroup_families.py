@@ -307,7 +307,7 @@ def _load(sample: CgroupSample, prefix: str) -> OwnSamples:
     load = sample.load
     if load is None:
         return ()
-    values = (getattr(load, f"{prefix}{minutes}") for minutes in ("one", "five", "fifteen"))
+    values = (getattr(load, f"{prefix}{minutes}") for minutes in (1, 5, 15))
     return (((period,), value) for period, value in zip(LOAD_PERIODS, values, strict=True))
 
 
@@ -354,8 +354,8 @@ CGROUP_SPLITS: tuple[tuple[str, Callable[[CgroupSample], OwnSamples]], ...] = (
     ("dioptase_cgroup_cpu_seconds_total", lambda c: (
         (("user",), ns_to_seconds(c.cpu_user_ns)), (("system",), ns_to_seconds(c.cpu_system_ns)))),
     ("dioptase_cgroup_threads_by_state", _threads),
-    ("dioptase_cgroup_load", lambda c: _load(c, "")),
-    ("dioptase_cgroup_load_runnable", lambda c: _load(c, "runnable_")),
+    ("dioptase_cgroup_load", lambda c: _load(c, "load")),
+    ("dioptase_cgroup_load_runnable", lambda c: _load(c, "runnable")),
     ("dioptase_cgroup_pressure_seconds_total", stalled_seconds),
     ("dioptase_cgroup_memory_limit_bytes", lambda c: _memory_limits(c.limits)),
     ("dioptase_cgroup_memory_bytes", lambda c: (((kind,), first_value(c.memory_stat, names)) for kind, names in MEMORY_KINDS)),

@@ -77,7 +77,7 @@ def _cpu_advice(advice: Advice) -> Iterator[MetricFamily]:
         for card in cards
         for direction, capacity in (("received", card.ingress_capacity), ("sent", card.egress_capacity))
     ))  # fmt: skip
-    yield point_family("dioptase_network_promised_mbit", (((card.name,), card.promised) for card in cards))
+    yield point_family("dioptase_network_promised_mbit", (((card.name,), card.allocated_mbit) for card in cards))
 
 
 def _pool_labels(size: PoolSize) -> Labels:

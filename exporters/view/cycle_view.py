@@ -190,7 +190,7 @@ def _build_container_view(
         throttle_p99_us=_p99_us(runq_latency_delta(earlier.throttles, now.throttles)) if earlier else None,
         blame=_blame_view(earlier.blame, now.blame, rate.interval_ns) if earlier and rate else None,
         threads_by_state=now.threads_by_state,
-        load=(now.load.one, now.load.five, now.load.fifteen) if now.load else None,
+        load=(now.load.load1, now.load.load5, now.load.load15) if now.load else None,
         memory_limit_bytes=None if limit == UNLIMITED else limit,
         memory_pressure_ratio=rate.memory_pressure_ratio if rate else None,
         io_pressure_ratio=rate.io_pressure_ratio if rate else None,

@@ -116,8 +116,8 @@ async def test_what_the_runtime_made_before_a_round_is_told_with_it(tmp_path: Pa
     assert script.foretold.adopt(files, originals) == 1
     loop = loop_over(script)
     script.failure = RuntimeError("boom")
-    assert loop.run_cycle("tick").made == (told,), "whatever becomes of the round"
-    assert loop.run_cycle("tick").made == ()
+    assert loop.run_cycle("tick").runtime_outcomes == (told,), "whatever becomes of the round"
+    assert loop.run_cycle("tick").runtime_outcomes == ()
 
 
 async def test_what_an_agent_left_reclaimed_pods_is_lent_on_and_no_online_pod_s_quota_counts() -> None:

@@ -44,7 +44,7 @@ def test_the_example_of_a_pod_is_read_as_the_page_says() -> None:
         "request_p99_ms": IndicatorTarget(upper=20),
         "cpu_usage_ratio": IndicatorTarget(upper=0.6),
     }
-    assert pod.profile.lends
+    assert pod.profile.reclaimable
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ RICH_CPU = CpuAdvice(
 )  # fmt: skip
 RICH_REJECTED = {"default/db": Reason(rule="dedicated_needs_numa_binding", text="default/db asks for the impossible.")}
 RICH_CARDS = (
-    NicBandwidth(name="eth0", speed=10_000, egress_capacity=9400, ingress_capacity=9000, promised=500,
+    NicBandwidth(name="eth0", speed=10_000, egress_capacity=9400, ingress_capacity=9000, allocated_mbit=500,
                   pods={"default/web": 500}),
 )  # fmt: skip
 RICH_MEMORY = MemoryAdvice(
@@ -245,7 +245,7 @@ def full_cgroup(sample: CgroupSample, seconds: int, blame: Blame | None) -> Cgro
         blame=blame,
         throttles=durations(15, 2, seconds),
         threads_by_state=ThreadStates(runnable=3, uninterruptible=2, iowait=1, sleeping=3),
-        load=LoadAverages(one=3.5, five=2.5, fifteen=1.5, runnable_one=3.0, runnable_five=2.0, runnable_fifteen=1.0),
+        load=LoadAverages(load1=3.5, load5=2.5, load15=1.5, runnable1=3.0, runnable5=2.0, runnable15=1.0),
         reclaim=ReclaimLatency(direct=durations(12, 4, seconds), limit=durations(10, 6, seconds),
                         reclaimed_pages=320 * seconds, kswapd_wakeups=seconds),
         oom_kills=seconds,

@@ -106,7 +106,7 @@ def cgroup(path: str, number: int, seconds: float, like: str) -> CgroupSample:
             other_ns=int(other * MS * seconds),
         ),
         threads_by_state=ThreadStates(runnable=3, uninterruptible=2, iowait=1, sleeping=7),
-        load=LoadAverages(one=1.5, five=1.25, fifteen=1.0, runnable_one=1.0, runnable_five=1.0, runnable_fifteen=1.0),
+        load=LoadAverages(load1=1.5, load5=1.25, load15=1.0, runnable1=1.0, runnable5=1.0, runnable15=1.0),
         reclaim=ReclaimLatency(
             direct=durations(direct_ms * MS * seconds, 2 * MS),
             limit=durations(limit_ms * MS * seconds, 5 * MS),

@@ -47,7 +47,7 @@ async def test_a_call_is_answered_refused_unknown_late_or_a_bug(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = await serve_on_socket(tmp_path / "a.sock", (SERVICE,))
-    peer = GrpcClient(server.path, ADVISOR, timeout_s=0.3, words={"supports_get_advice": "true"})
+    peer = GrpcClient(server.path, ADVISOR, timeout_s=0.3, metadata={"supports_get_advice": "true"})
     assert await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u")) == svc.RemovePodResponse()
     with pytest.raises(CallRefused, match=r"RemovePod failed: pod_uid is empty; name a pod \(words: true\)"):
         await peer.call("RemovePod", svc.RemovePodRequest())
@@ -78,7 +78,7 @@ async def test_a_stream_gives_what_came_before_it_broke(tmp_path: Path) -> None:
 
 async def test_a_peer_that_is_gone_is_said_and_found_again(tmp_path: Path) -> None:
     peer = GrpcClient(tmp_path / "a.sock", ADVISOR, timeout_s=5)
-    with pytest.raises(Unavailable, match=r"a\.sock: AdvisorService\.RemovePod: nobody answers"):
+    with pytest.raises(Unavailable, match=r"a\.sock: AdvisorService\.RemovePod: no server answers"):
         await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u"))
     server = await serve_on_socket(tmp_path / "a.sock", (SERVICE,))
     for _attempt in range(100):
@@ -98,7 +98,7 @@ async def test_a_peer_that_accepts_and_says_nothing_costs_one_deadline(tmp_path:
         mute.bind(str(tmp_path / "a.sock"))
         mute.listen()
         peer = GrpcClient(tmp_path / "a.sock", ADVISOR, timeout_s=0.3)
-        with pytest.raises(Unavailable, match=r"did not answer within 0\.3 s|nobody answers"):
+        with pytest.raises(Unavailable, match=r"did not answer within 0\.3 s|no server answers"):
             await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u"))
         await peer.close()
 

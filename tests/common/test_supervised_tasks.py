@@ -53,7 +53,7 @@ async def test_it_is_begun_again_and_each_bug_is_in_the_log_once_with_where_it_w
             await work.goes_on.wait()
         problem = tending.problem()
         assert problem is not None
-        assert problem.reason == "cnr ended by a bug, and was begun again: ZeroDivisionError: a"
+        assert problem.reason == "cnr failed because of a bug and was restarted: ZeroDivisionError: a"
         logged = [record for record in caplog.records if record.levelno == logging.ERROR]
         assert [type(record.exc_info[1]).__name__ for record in logged if record.exc_info and record.exc_info[1]] == [
             "ZeroDivisionError",
@@ -77,7 +77,7 @@ async def test_what_comes_to_an_end_by_itself_is_begun_again_and_the_others_are_
             await short.goes_on.wait()
         problem = tending.problem()
         assert problem is not None
-        assert problem.reason == "short ended by a bug, and was begun again: it came to an end"
+        assert problem.reason == "short failed because of a bug and was restarted: it returned"
         assert (short.began, long.began) == (2, 1)
 
 
@@ -119,7 +119,7 @@ async def test_what_was_cancelled_inside_work_does_not_end_it_unseen(caplog: pyt
             await goes_on.wait()
         problem = tending.problem()
         assert problem is not None
-        assert problem.reason == "cnr ended by a bug, and was begun again: CancelledError"
+        assert problem.reason == "cnr failed because of a bug and was restarted: CancelledError"
     assert began == 3, "once the stack is left it is not begun again"
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 

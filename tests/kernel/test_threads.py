@@ -197,9 +197,9 @@ def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> 
         node = node_load() - before * fixed_power_int(DECAYS[0], FSHIFT, samples) / FIXED_POINT_ONE
         own = loads[group.id]
     assert isinstance(own, LoadAverages)
-    assert own.one == pytest.approx(20 * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** samples), abs=0.01)
-    assert own.runnable_one == 0
-    assert sum(each.one for each in loads.values() if isinstance(each, LoadAverages)) == pytest.approx(node, abs=1.5)
+    assert own.load1 == pytest.approx(20 * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** samples), abs=0.01)
+    assert own.runnable1 == 0
+    assert sum(each.load1 for each in loads.values() if isinstance(each, LoadAverages)) == pytest.approx(node, abs=1.5)
 
 
 def every_cgroup(hierarchy: Hierarchy) -> dict[int, str]:

@@ -288,7 +288,7 @@ def koordinator_memory_budget(
 
 def _build_demand(pod: Pod, request: float | None, used: float | None, *, exclusive: bool = False) -> KoordinatorDemand:
     """A pod as Koordinator's sums have it; one that lends nothing uses what it requested, in them."""
-    if used is not None and not pod.profile.lends:
+    if used is not None and not pod.profile.reclaimable:
         used = max(used, request or 0.0)
     return KoordinatorDemand(tier=koordinator_tier(pod), request=request, used=used, exclusive=exclusive)
 
@@ -306,7 +306,7 @@ def prod_spare_cores(
     return sum(
         max(container.cpu_request_cores - estimate_container_cores(container, needs.get(container.cgroup), config), 0.0)
         for pod in snapshot.pods
-        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.lends
+        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.reclaimable
         for container in pod.containers
         if container.cpu_request_cores is not None
     )
@@ -316,7 +316,7 @@ def prod_spare_bytes(snapshot: Snapshot) -> float:
     """The same of memory: what the requests are above what is used, page cache left out, with Koordinator's margin."""
     spare = 0.0
     for pod in snapshot.pods:
-        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.lends:
+        if koordinator_tier(pod) is KoordinatorTier.PROD and pod.profile.reclaimable:
             for container in pod.containers:
                 used = non_cache_bytes(snapshot.cgroups.get(container.cgroup))
                 if used is not None and container.memory_request_bytes is not None:

@@ -135,7 +135,7 @@ def build_constraints(
             ReclaimConstraint(
                 pod=pod.key,
                 numa_nodes=bound or tuple(sorted({numa_of[cpu] for cpu in cpus if cpu in numa_of})),
-                reclaimable=pod.profile.lends,
+                reclaimable=pod.profile.reclaimable,
                 level=level,
                 exclusive=binding and pod.enhancements.numa_exclusive,
                 bound_pool=share_pool_name(pod, nodes) if bound and pod.qos is QoSLevel.SHARED else "",
@@ -148,7 +148,7 @@ def unreclaimable_idle_bytes(snapshot: Snapshot) -> float:
     """Memory that pods which lend nothing requested and do not use, page cache left out; what is not measured is idle."""
     idle = 0.0
     for pod in snapshot.pods:
-        if pod.qos.online and not pod.profile.lends:
+        if pod.qos.online and not pod.profile.reclaimable:
             requested = sum(container.memory_request_bytes or 0 for container in pod.containers)
             used = sum(non_cache_bytes(snapshot.cgroups.get(container.cgroup)) or 0.0 for container in pod.containers)
             idle += max(requested - used, 0.0)
@@ -158,7 +158,7 @@ def unreclaimable_idle_bytes(snapshot: Snapshot) -> float:
 def reclaimable_nodes(snapshot: Snapshot, memory: AdvisorState, config: AdvisorConfig) -> ReclaimableNodes:
     """NUMA nodes that may be lent, by where the pods are that keep others away."""
     disabled = config.provision.disable_reclaim_share_pools
-    asked = disabled or any(not pod.profile.lends for pod in snapshot.pods)
+    asked = disabled or any(not pod.profile.reclaimable for pod in snapshot.pods)
     return apply_constraints(snapshot.topology, build_constraints(snapshot, memory.cpus) if asked else (), disabled)
 
 

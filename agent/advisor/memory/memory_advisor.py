@@ -32,7 +32,7 @@ def build_memory_inputs(snapshot: Snapshot, advisor: AdvisorState, config: Agent
         root=ReclaimRoot(path=root, members=members),
         numa_roots={numa: path for numa, path in found.items() if _reclaim_root(snapshot, path)},
         enable_reclaim=config.advisor.enable_reclaim,
-        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.lends),
+        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.reclaimable),
         profiles={pod.key: _profile_settings(pod) for pod in snapshot.pods if pod.profile.memory_offloading},
         ramping=frozenset(path for path, known in advisor.containers.items() if known.ramping),
         forbidden_numa=tuple(reclaimable_nodes(snapshot, advisor, config.advisor).refused),

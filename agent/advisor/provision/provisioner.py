@@ -96,7 +96,7 @@ def build_provision_inputs(
             if (sample := snapshot.cgroups.get(path)) is not None and sample.threads_by_state is not None
         },
         together=memory.refused,
-        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.lends),
+        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.reclaimable),
     )
 
 

@@ -116,7 +116,7 @@ def _pod_load(situation: EvictionInputs, pod: Pod) -> float | None:
         sample = situation.snapshot.cgroups.get(container.cgroup)
         if sample is None:
             continue
-        load = sample.load.one if sample.load is not None else situation.loads.get(container.cgroup)
+        load = sample.load.load1 if sample.load is not None else situation.loads.get(container.cgroup)
         if load is not None:
             known.append(load)
     return sum(known) if known else None

@@ -317,7 +317,7 @@ def test_a_profile_that_cannot_be_read_lends_nothing_and_says_so() -> None:
     profile, (problem,) = parse_service_profile({"dioptase.io/service-profile": '{"targets": {"cpi": {"upper": 0}}}'})
     assert profile == ServiceProfile(disable_reclaim_level="Pod")
     assert "$.targets[...].upper" in problem
-    assert "until then nothing of the pod is lent" in problem
+    assert "until then nothing of the pod is reclaimed" in problem
     said = '{"targets": {"cpi": {"upper": 1.2}}, "disableReclaimLevel": "Socket"}'
     found = parse_service_profile({"dioptase.io/service-profile": said})
     assert found == (ServiceProfile(targets={"cpi": IndicatorTarget(upper=1.2)}, disable_reclaim_level="Socket"), ())
@@ -505,7 +505,7 @@ def test_network_bandwidth_is_accounted_for_and_who_finds_none_is_rejected_with_
     unbound = asking("db", 5000, QoSLevel.DEDICATED)
     first, known = evaluate_policy(seen(1, [web]), config, PolicyState(), S)
     assert first.advice is not None
-    assert [(card.name, card.capacity, card.promised) for card in first.advice.cards] == [("eth0", 700, 600)]
+    assert [(card.name, card.capacity, card.allocated_mbit) for card in first.advice.cards] == [("eth0", 700, 600)]
     second, _ = evaluate_policy(seen(2, [late, web, unbound]), config, known, 2 * S)
     assert second.advice is not None
     assert [dict(card.pods) for card in second.advice.cards] == [{"default/web": 600}]

@@ -76,7 +76,7 @@ def pressure(avg10: float) -> Pressure:
 
 
 def load(one: float) -> LoadAverages:
-    return LoadAverages(one=one, five=0, fifteen=0, runnable_one=0, runnable_five=0, runnable_fifteen=0)
+    return LoadAverages(load1=one, load5=0, load15=0, runnable1=0, runnable5=0, runnable15=0)
 
 
 def situation(

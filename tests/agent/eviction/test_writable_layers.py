@@ -64,7 +64,7 @@ async def test_layers_are_summed_by_pod_and_known_for_a_minute(tmp_path: Path) -
     assert it.use() == known, "what it said last"
     trouble = it.problem()
     assert trouble is not None
-    assert "nobody answers" in trouble.reason
+    assert "no server answers" in trouble.reason
     now[0] = 160.1
     assert it.use() == {}
 

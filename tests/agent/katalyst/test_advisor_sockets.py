@@ -70,7 +70,7 @@ async def stop(*servers: GrpcServer) -> None:
 async def test_a_stock_plugin_is_answered(tmp_path: Path) -> None:
     ours = desk(tmp_path)
     servers = await ours.start()
-    peer = GrpcClient(tmp_path / "cpu_advisor.sock", CPU, words={"supports_get_advice": "true"})
+    peer = GrpcClient(tmp_path / "cpu_advisor.sock", CPU, metadata={"supports_get_advice": "true"})
     asked = request()
     put(asked, WEB, "share")
     put(asked, BATCH, "reclaim")
@@ -298,7 +298,7 @@ async def test_an_advisor_that_hangs_or_lies_is_said_and_what_stood_stands(tmp_p
     now[0] = 301 * S
     assert remote.advice() is None
     await stop(server)
-    await until(lambda: remote.problem is not None and "nobody answers" in remote.problem.reason)
+    await until(lambda: remote.problem is not None and "no server answers" in remote.problem.reason)
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
 

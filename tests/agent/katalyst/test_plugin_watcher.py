@@ -145,7 +145,7 @@ async def test_one_who_answers_garbage_or_shows_a_bug_mutes_nobody_else(
     await watcher.look()
     assert [one.name for one in watcher.plugins("EvictionPlugin")] == ["good"]
     first, second = watcher.problems()
-    assert "a.sock: Registration.GetInfo was answered with garbage" in first
+    assert "a.sock: the response of Registration.GetInfo cannot be decoded" in first
     assert second.endswith(
         "b.sock: asking it failed, which is a bug: ZeroDivisionError: integer division or modulo by zero"
     )

@@ -62,9 +62,9 @@ async def test_a_stock_kubelet_that_does_not_say_what_is_allocatable(tmp_path: P
     await asked.close()
     await server.stop()
     gone = PodResourcesListerClient(tmp_path / "kubelet.sock")
-    with pytest.raises(Unavailable, match=r"PodResourcesLister\.List: nobody answers"):
+    with pytest.raises(Unavailable, match=r"PodResourcesLister\.List: no server answers"):
         await gone.pods()
-    with pytest.raises(Unavailable, match="nobody answers"):
+    with pytest.raises(Unavailable, match="no server answers"):
         await gone.node()
     await gone.close()
 

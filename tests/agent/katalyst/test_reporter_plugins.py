@@ -107,7 +107,7 @@ async def test_what_a_plugin_says_stands_while_it_may_be_restarted_and_no_longer
         await until(lambda: racks(reporters) == [], reporters.look)
         problem = reporters.problem()
         assert problem is not None
-        assert "nobody answers" in problem.reason
+        assert "no server answers" in problem.reason
     finally:
         reporters.close()
 

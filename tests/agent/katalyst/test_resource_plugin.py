@@ -365,7 +365,7 @@ async def test_a_registry_that_refuses_is_said_and_asked_again(tmp_path: Path) -
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
     await kubelet.stop()
-    with pytest.raises(Unavailable, match="nobody answers"):
+    with pytest.raises(Unavailable, match="no server answers"):
         await register_plugin(tmp_path / "kubelet.sock", "cpu.sock", "cpu", OPTIONS)
 
 

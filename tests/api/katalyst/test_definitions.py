@@ -381,10 +381,10 @@ def test_quantities_have_the_pattern_of_quantities() -> None:
 
 def test_fields_are_explained_where_their_names_do_not() -> None:
     """`kubectl explain` has the docstrings, those of the type and of the field."""
-    said = at("CustomNodeResource", "status.topologyZone.children")["description"]
-    assert said.startswith("Zones within this one")
+    children = at("CustomNodeResource", "status.topologyZone.children")["description"]
+    assert children.startswith("Zones within this zone")
     selector = at("AuthConfiguration", "spec.nodeLabelSelector")["description"]
-    assert selector.startswith("As kubectl takes it")
+    assert selector.startswith("Label selector in kubectl's notation")
     assert at("CustomNodeResource", "status.resources")["description"] == (
-        "What there is, and what pods can have of it. Also what reclaimed pods can have, which the scheduler goes by."
+        "Capacity and allocatable resources. Includes the resources for reclaimed pods, which the scheduler uses."
     )

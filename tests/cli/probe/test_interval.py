@@ -133,7 +133,7 @@ def test_growth_is_shown_as_a_rate_in_the_unit_of_its_name() -> None:
 
 
 def test_what_is_of_the_moment_is_no_rate() -> None:
-    load = LoadAverages(one=1.5, five=0.25, fifteen=0.0, runnable_one=1.0, runnable_five=0.0, runnable_fifteen=0.0)
+    load = LoadAverages(load1=1.5, load5=0.25, load15=0.0, runnable1=1.0, runnable5=0.0, runnable15=0.0)
     lines = drawn(shown(ProbeReading(), ProbeReading({1: {"load": load, "threads_by_state": STATES}}), {1: "/web"}))
     heads = "load1 load5 load15 run1 run5 run15 run blocked i/o asleep"
     assert lines[1].split() == heads.split()

@@ -110,7 +110,7 @@ async def test_beside_200_connections_that_are_held_a_scraper_is_served(
     assert gone.count(False) == MAX_CONNECTIONS - 1
     assert all(gone[:100]), "the oldest go"
     assert [record.message for record in caplog.records] == [
-        "more than 64 connections to one port: those that asked for nothing for the longest time are closed, 1 so far"
+        "more than 64 connections to one port: closed those idle for the longest time, 1 so far"
     ], "once a minute, however many"
 
 
@@ -189,7 +189,7 @@ async def test_without_descriptors_the_port_comes_back_by_itself(
         client = socket.create_connection(("127.0.0.1", port))
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free(), limits[1]))
         try:
-            while "no connection can be taken: Too many open files" not in caplog.text:
+            while "cannot accept connections: Too many open files" not in caplog.text:
                 await asyncio.sleep(0.01)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)

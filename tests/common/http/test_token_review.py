@@ -114,7 +114,7 @@ async def test_a_token_that_was_good_stays_so_for_ten_minutes_while_nobody_can_b
     refusal = await tokens.refusal("Bearer good", "/metrics", HERE)
     assert refusal == (
         503,
-        "nobody can say whose token this is: the API server is not there: refused",
+        "the token cannot be reviewed: the API server is not there: refused",
         "look at the API server",
     )
     server.down = False

@@ -420,7 +420,7 @@ def kcc(
             [
                 (
                     "TargetTypeNotExist",
-                    "spec.targetType.resource: 'pods/exec' is none; write it in lower case, as `kubectl api-resources` does",
+                    "spec.targetType.resource: 'pods/exec' is invalid; write it in lower case, as `kubectl api-resources` does",
                 )
             ],
         ),
@@ -454,7 +454,7 @@ def test_a_kcc_stays_while_objects_of_its_kind_are_left(
 ) -> None:
     one = kcc("a", gone=gone)
     one = msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, finalizers=before))
-    assert ownership.wanted_finalizers(one, left) == expected
+    assert ownership.planned_finalizers(one, left) == expected
 
 
 def test_the_status_of_a_kcc_is_written_once() -> None:

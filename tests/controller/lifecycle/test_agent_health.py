@@ -59,8 +59,8 @@ async def test_a_node_that_goes_while_another_is_written_stops_nobody() -> None:
         running = [asyncio.create_task(each.run()) for each in (nodes, cnrs, *health.pods)]
         for each in (nodes, cnrs, *health.pods):
             await asyncio.wait_for(each.synced.wait(), 10)
-        await health._round(1000.0)
-        await health._round(1005.0)
+        await health._evaluate(1000.0)
+        await health._evaluate(1005.0)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -88,7 +88,7 @@ def test_objects_follow_their_node(
     found: PartialObjectMetadata | None, how: LabelMirroring, applied: bool, expected: Any
 ) -> None:
     wanted = plan_mirror(NODE, found, how, applied=applied)
-    assert (None if wanted is None else (wanted.apply, wanted.drop)) == expected
+    assert (None if wanted is None else (wanted.apply, wanted.removed_labels)) == expected
 
 
 def test_objects_without_a_node() -> None:

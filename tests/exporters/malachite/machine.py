@@ -167,7 +167,7 @@ def busy(layout: CgroupLayout, seconds: int) -> CgroupSample:
                             writes=32 * seconds, discard_bytes=4096, discards=1)},
         files_read_at_ns=BOOTED_AT_NS + seconds * S - 400 * MS,
         threads_by_state=ThreadStates(runnable=2, uninterruptible=1, iowait=1, sleeping=5),
-        load=LoadAverages(one=2.5, five=2.0, fifteen=1.5, runnable_one=2.25, runnable_five=1.75, runnable_fifteen=1.25),
+        load=LoadAverages(load1=2.5, load5=2.0, load15=1.5, runnable1=2.25, runnable5=1.75, runnable15=1.25),
         reclaim=ReclaimLatency(direct=Durations(sum_ns=1000 * seconds, count=seconds),
                         limit=Durations(sum_ns=3000 * seconds, count=2 * seconds), reclaimed_pages=0, kswapd_wakeups=0),
         net=SocketTraffic(tcp_sent_bytes=3000 * seconds, tcp_received_bytes=2000 * seconds, tcp_sent_packets=3 * seconds,
@@ -181,7 +181,7 @@ def snapshot(seconds: int, layout: CgroupLayout = V1) -> Snapshot:
     quiet = CgroupSample(
         path=IDLE, id=12, cpu_usage_ns=5 * MS, files_read_at_ns=BOOTED_AT_NS + seconds * S,
         threads_by_state=ThreadStates(runnable=1, uninterruptible=0, iowait=0, sleeping=0),
-        load=LoadAverages(one=0.5, five=0.5, fifteen=0.5, runnable_one=0.5, runnable_five=0.5, runnable_fifteen=0.5),
+        load=LoadAverages(load1=0.5, load5=0.5, load15=0.5, runnable1=0.5, runnable5=0.5, runnable15=0.5),
     )  # fmt: skip
     above = [
         CgroupSample(path=path, id=number, files_read_at_ns=BOOTED_AT_NS + seconds * S)

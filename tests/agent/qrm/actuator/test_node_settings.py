@@ -117,7 +117,7 @@ def test_a_card_promises_less_than_its_speed() -> None:
     found = {**CARDS, "eth2": msgspec.structs.replace(interface(1000), bonded=True)}
     eth0, eth1 = usable_cards(found, NetworkQosConfig(reserved_mbit=50))
     assert (eth0.egress_capacity, eth0.ingress_capacity) == (890, 850)
-    eth1 = msgspec.structs.replace(eth1, promised=22_400)
+    eth1 = msgspec.structs.replace(eth1, allocated_mbit=22_400)
     assert (eth1.egress_capacity, eth1.capacity, eth1.free) == (23_450, 22_450, 50)
     assert select_card((eth0, eth1), 850)[0] == eth0
     none, verdict = select_card((eth0, eth1), 851)
@@ -128,7 +128,7 @@ def test_a_card_promises_less_than_its_speed() -> None:
 def test_pods_are_promised_cards_until_none_can_hold_one() -> None:
     pods = [asks("a", 22_000), asks("b", 800), asks("c", 451), asks("d", 450), asks("idle", None)]
     found = promised(pods)
-    assert [(card.name, card.promised, dict(card.pods)) for card in found.cards] == [
+    assert [(card.name, card.allocated_mbit, dict(card.pods)) for card in found.cards] == [
         ("eth0", 800, {"default/b": 800}),
         ("eth1", 22_450, {"default/a": 22_000, "default/d": 450}),
     ]
@@ -169,7 +169,7 @@ def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(
     pods = [asks(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(knob_requests)]
     found = promised(pods)
     for card in found.cards:
-        assert card.promised == sum(card.pods.values()) <= card.capacity
+        assert card.allocated_mbit == sum(card.pods.values()) <= card.capacity
     wanted = {one.key for one, (mbit, _) in zip(pods, knob_requests, strict=True) if mbit}
     assert (found.chosen.keys() | found.rejected.keys(), found.chosen.keys() & found.rejected.keys()) == (wanted, set())
     assert promised(pods, found.chosen).chosen.items() >= found.chosen.items()

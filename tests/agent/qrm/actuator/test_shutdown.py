@@ -27,7 +27,7 @@ def test_who_was_made_after_the_latest_round_is_told_of_before_he_is_put_back(tm
     foretold.tell("/batch", {Knob.CPUSET: "0-3"}, 1.0, done={Knob.CPUSET: made})
     foretold.adopt(files, originals)
     # What the latest round told is in the journal already.
-    latest = msgspec.structs.replace(busy_cycle(7, outcomes=()), made=(made,))
+    latest = msgspec.structs.replace(busy_cycle(7, outcomes=()), runtime_outcomes=(made,))
     assert restore_all(originals, files, None, latest, journal, foretold.outcomes()) == 0
     told = [(one.trigger, one.outcome.before, one.outcome.after) for one in journal.entries()]
     assert told == [("nri", "0-3", "1"), ("end", "1", "0-3")]

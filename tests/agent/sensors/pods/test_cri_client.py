@@ -118,7 +118,7 @@ async def test_a_runtime_that_is_restarted_is_found_again_and_one_that_hangs_cos
     containerd = Containerd()
     containerd.run("web", "main", "aa")
     runtime = ContainerRuntimeClient(tmp_path / "c.sock", 0.5)
-    with pytest.raises(Unavailable, match=r"c\.sock: RuntimeService\.\w+: nobody answers"):
+    with pytest.raises(Unavailable, match=r"c\.sock: RuntimeService\.\w+: no server answers"):
         await runtime.look()
     for _restart in range(2):
         server = await containerd.serve(tmp_path / "c.sock")
