@@ -132,7 +132,7 @@ class EvictionRunner:
         CLOCK_MONOTONIC."""
         # Pods with the NUMA nodes that QRM bound them to.
         snapshot = msgspec.structs.replace(snapshot, pods=with_numa_bindings(snapshot.pods, known.cpus))
-        usable = restrict_to_allowed(snapshot, known.ceiling)
+        usable = restrict_to_allowed(snapshot, known.allowed_cpus)
         loads = _recent_loads(known.advisor.containers, now_ns, self._config.stale_s)
         layers = self.rootfs()
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}

@@ -212,10 +212,7 @@ def region_need_cores(member: RegionMembers, context: ProvisionContext) -> float
         lent = advisor.enable_reclaim and pod.key not in situation.not_reclaimable
         bound = pod_bound_nodes(pod, context.node.cpus)
         if member.region.kind is RegionKind.DEDICATED and member.region.bound:
-            if lent:
-                cores = estimate_pod_cores(pod, situation.snapshot, situation.needs, advisor, reclaimable=True)
-            else:
-                cores = float(sum(context.node.cpus[numa] for numa in bound))
+            cores = estimate_pod_cores(pod, situation.snapshot, situation.needs, advisor, reclaimable=True) if lent else float(sum(context.node.cpus[numa] for numa in bound))
             total += cores * numa_share(member.region.numa_nodes[0], bound, assigned_cpus_by_numa(pod, context))
         else:
             total += estimate_pod_cores(pod, situation.snapshot, situation.needs, advisor, reclaimable=lent)
