@@ -30,9 +30,10 @@ from agent.advisor.latency import PODS_UNKNOWN, LatencyInputs, LatencyResult
 from agent.advisor.memory.memory_advisor import advise_memory, build_memory_inputs, writable_cgroups
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState
 from agent.advisor.pod_usage import reclaimed_use_cores
-from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, cpus_per_numa_node, pool_reclaimable_cores
+from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, pool_reclaimable_cores
 from agent.advisor.provision.provisioner import build_provision_inputs, provision_cpus
 from agent.advisor.provision.region_indicators import update_request_windows
+from agent.advisor.provision.regions import cpus_per_numa_node
 from agent.advisor.runq_latency import NS_PER_MS, find_breaches, find_starved, online_runq_latency
 from agent.config.advisor import AdvisorConfig, InferenceConfig
 from agent.config.config import AgentConfig

@@ -6,7 +6,7 @@ The static ratios of the Node are upper bounds. A pod that is not measured count
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -19,10 +19,10 @@ from api.advice import NodeAdvice, OvercommitAdvice, PowerAction
 from api.knobs import Reason
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_bytes, format_cores
 from api.rates import Rates, compute_rates
 from api.snapshot import CgroupSample, Snapshot
 
-GIB = 1 << 30
 _ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
 CPU_RATIO_KEY = f"{_ANNOTATION_PREFIX}cpu_overcommit_ratio"
 MEMORY_RATIO_KEY = f"{_ANNOTATION_PREFIX}memory_overcommit_ratio"
@@ -62,8 +62,8 @@ def compute_overcommit(
     memory_ratio = _resource_ratio(memory, allocatable_bytes, config.target_memory, config.estimated_memory)
     max_cpu_ratio, max_memory_ratio = _static_ratio(static, CPU_RATIO_KEY), _static_ratio(static, MEMORY_RATIO_KEY)
     text = (
-        f"{_ratio_text('CPU', cpu, allocatable_cores, cpu_ratio, max_cpu_ratio, ' cores')}"
-        f" {_ratio_text('Memory', memory, allocatable_bytes, memory_ratio, max_memory_ratio, ' GiB')}"
+        f"{_ratio_text('CPU', cpu, allocatable_cores, cpu_ratio, max_cpu_ratio, format_cores)}"
+        f" {_ratio_text('Memory', memory, allocatable_bytes, memory_ratio, max_memory_ratio, format_bytes)}"
     )
     reason = Reason(
         rule="overcommit_realtime",
@@ -141,14 +141,18 @@ def _static_ratio(node: Mapping[str, str], key: str) -> float:
 
 
 def _ratio_text(
-    name: str, load: _ResourceLoad, allocatable: float | None, ratio: float, max_ratio: float, unit: str
+    name: str,
+    load: _ResourceLoad,
+    allocatable: float | None,
+    ratio: float,
+    max_ratio: float,
+    show: Callable[[float], str],
 ) -> str:
     if allocatable is None or load.used is None:
         return f"{name}: the capacity or the use is not known, so it is not overcommitted."
-    scale = GIB if unit == " GiB" else 1
-    used, requested, total = (f"{value / scale:.4g}" for value in (load.used, load.requested, allocatable))
-    text = f"{name}: {used} used of {requested} requested on {total}{unit}: {min(ratio, max_ratio):.2f}"
-    return f"{text}, bounded by the node's {max_ratio:.2f}." if max_ratio < ratio else f"{text}."
+    text = f"{name}: {show(load.used)} used of {show(load.requested)} requested and {show(allocatable)} allocatable"
+    bound = f", bounded by the node's {max_ratio:.2f}" if max_ratio < ratio else ""
+    return f"{text}: overcommit ratio {min(ratio, max_ratio):.2f}{bound}."
 
 
 _RESIDENT_COUNTERS = ("anon", "total_rss", "rss")

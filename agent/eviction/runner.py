@@ -148,7 +148,7 @@ class EvictionRunner:
             loads=loads,
             rootfs={pod.key: layers[pod.uid] for pod in snapshot.pods if pod.uid in layers},
             nics=_nic_bandwidths(snapshot.node.interfaces),
-            power=None if known.node is None else known.node.answered,
+            power=None if known.node is None else known.node.last_action,
             terminating=leaving,
             stuck=stuck,
             held=frozenset() if self.killer is None else frozenset(self.killer.held),

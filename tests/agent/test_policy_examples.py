@@ -48,18 +48,18 @@ def test_the_example_of_a_pod_is_read_as_the_page_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "problem", "level"),
+    ("text", "problem", "level"),
     [
         ('{"memoryOffloading": {"enable": "yes"}}', "memoryOffloading: Expected `bool | null`", ""),
         ('{"disableReclaimLevel": "Rack"}', "Invalid enum value 'Rack'", "Pod"),
         ("upper: 20", "JSON is malformed", "Pod"),
     ],
 )
-def test_a_profile_that_cannot_hold_is_a_problem_of_its_pod(said: str, problem: str, level: str) -> None:
-    annotations = {"dioptase.io/service-profile": said}
+def test_a_profile_that_cannot_hold_is_a_problem_of_its_pod(text: str, problem: str, level: str) -> None:
+    annotations = {"dioptase.io/service-profile": text}
     raw = msgspec.convert({"name": "web", "containers": [{"cgroup": "/web"}], "annotations": annotations}, RawPod)
     pod = pod_from_spec(raw, PodFieldPaths(metadata="pods[0]", spec="pods[0]"), PodParsingContext())
-    (told,) = pod.problems
-    assert told.startswith("annotation dioptase.io/service-profile: ")
-    assert problem in told
+    (reported,) = pod.problems
+    assert reported.startswith("annotation dioptase.io/service-profile: ")
+    assert problem in reported
     assert (pod.profile.disable_reclaim_level, pod.profile.memory_offloading) == (level, {})

@@ -28,8 +28,8 @@ def blame(by_cgroup: dict[str, int], *, higher: int = 0, other: int = 0, throttl
 def two_rounds(before: Blame | None, after: Blame | None, path: str = "/web") -> tuple[Snapshot, Snapshot]:
     first, second = snapshot(100, []), snapshot(101, [])
     return tuple(
-        msgspec.structs.replace(shot, cgroups={path: CgroupSample(path=path, id=7, blame=found)})
-        for shot, found in ((first, before), (second, after))
+        msgspec.structs.replace(shot, cgroups={path: CgroupSample(path=path, id=7, blame=result)})
+        for shot, result in ((first, before), (second, after))
     )  # type: ignore[return-value]
 
 
@@ -37,11 +37,11 @@ def test_waits_are_told_apart_by_who_had_the_cpu() -> None:
     """Growth between two rounds alone; a group below a reclaimed container is that container; throttling is nobody's."""
     before = blame({"/batch": 100, "/third": 50}, throttled=5)
     after = blame({"/batch": 130, "/batch/inner": 20, "/third": 950, "/web": 40}, higher=10, other=50, throttled=9000)
-    found = attribute_latency(["/web"], ["/batch", "/idle"], *two_rounds(before, after))
-    assert found == Interference(
+    result = attribute_latency(["/web"], ["/batch", "/idle"], *two_rounds(before, after))
+    assert result == Interference(
         total_ns=30 + 20 + 900 + 40 + 10 + 50, by_reclaimed={"/batch": 50}, other="/third", other_ns=900
     )
-    assert found.reclaimed_ratio == pytest.approx(50 / 1050)
+    assert result.reclaimed_ratio == pytest.approx(50 / 1050)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_what_nobody_counted_is_unknown(before: Blame | None, after: Blame | Non
 
 
 def lending_of(
-    blames: dict[str, Interference | None], seen: dict[str, RunqLatency | None], reclaimable_cores: float = 2.0
+    blames: dict[str, Interference | None], current: dict[str, RunqLatency | None], reclaimable_cores: float = 2.0
 ) -> tuple[str, float, str]:
     situation = LatencyInputs(
         now_ns=100 * S,
         elapsed_ns=S,
         node_cpus=2,
-        waits=seen,
+        waits=current,
         reclaimed_use_cores=1.6,
         requirement_cores=0.5,
         blames=blames,
@@ -75,7 +75,7 @@ def told(batch: int, total: int = 1000, other: str = "/third") -> Interference:
 
 
 @pytest.mark.parametrize(
-    ("found", "rule", "lent"),
+    ("result", "rule", "reclaimable"),
     [
         (told(1000), "wait_above_target", 0.8),
         (told(100), "wait_above_target", 0.8),
@@ -86,13 +86,13 @@ def told(batch: int, total: int = 1000, other: str = "/third") -> Interference:
     ],
     ids=["all ours", "a tenth is ours", "less than a tenth", "nothing is", "nothing was counted", "nobody knows"],
 )
-def test_nothing_is_taken_for_what_others_did(found: Interference | None, rule: str, lent: float) -> None:
-    got = lending_of({"/web": found}, {"/web": SLOW})
-    assert got[:2] == (rule, pytest.approx(lent))
+def test_nothing_is_taken_for_what_others_did(result: Interference | None, rule: str, reclaimable: float) -> None:
+    got = lending_of({"/web": result}, {"/web": SLOW})
+    assert got[:2] == (rule, pytest.approx(reclaimable))
 
 
 @pytest.mark.parametrize(
-    ("found", "rule", "lent"),
+    ("result", "rule", "reclaimable"),
     [
         (told(100), "wait_near_target", 0.5),
         (told(99), "wait_near_by_others", 0.7),
@@ -101,10 +101,10 @@ def test_nothing_is_taken_for_what_others_did(found: Interference | None, rule: 
     ids=["a tenth is ours", "less than a tenth", "nobody knows"],
 )
 def test_what_others_did_below_the_target_keeps_nothing_from_batch_work(
-    found: Interference | None, rule: str, lent: float
+    result: Interference | None, rule: str, reclaimable: float
 ) -> None:
     near = waits({10: 900, 8000: 100})
-    assert lending_of({"/web": found}, {"/web": near}, 0.5)[:2] == (rule, pytest.approx(lent))
+    assert lending_of({"/web": result}, {"/web": near}, 0.5)[:2] == (rule, pytest.approx(reclaimable))
 
 
 def test_the_culprit_is_named() -> None:
@@ -118,13 +118,13 @@ def test_the_culprit_is_named() -> None:
 def test_one_that_suffers_from_batch_work_is_enough() -> None:
     """/slow waits longer, but because of others; /web waits too long because of batch work."""
     worse = waits({10: 900, 30000: 100})
-    rule, lent, text = lending_of({"/slow": told(0), "/web": told(500)}, {"/slow": worse, "/web": SLOW})
-    assert (rule, lent) == ("wait_above_target", pytest.approx(0.8))
+    rule, reclaimable, text = lending_of({"/slow": told(0), "/web": told(500)}, {"/slow": worse, "/web": SLOW})
+    assert (rule, reclaimable) == ("wait_above_target", pytest.approx(0.8))
     assert "of /web is 15.6 ms" in text
 
 
 @pytest.mark.parametrize(
-    ("before", "taken", "healed", "expected"),
+    ("before", "used", "healed", "expected"),
     [
         ({}, 0.75, 0.0, {"/a": 1 - 0.75 * 0.8, "/b": 1 - 0.75 * 0.2}),
         ({"/a": 0.2}, 0.9, 0.0, {"/a": MIN_WEIGHT_RATIO, "/b": 1 - 0.9 * 0.2}),
@@ -135,11 +135,11 @@ def test_one_that_suffers_from_batch_work_is_enough() -> None:
     ids=["by their parts", "never to nothing", "heals", "is whole again", "stays"],
 )
 def test_who_made_them_wait_pays(
-    before: dict[str, float], taken: float, healed: float, expected: dict[str, float]
+    before: dict[str, float], used: float, healed: float, expected: dict[str, float]
 ) -> None:
-    found = Interference(total_ns=1000, by_reclaimed={"/a": 400, "/b": 100}, other="/x", other_ns=500)
+    result = Interference(total_ns=1000, by_reclaimed={"/a": 400, "/b": 100}, other="/x", other_ns=500)
     got = update_weights(
-        before, ["/a", "/b"], {"/web": found if taken else None}, shrink_ratio=taken, recovered_ratio=healed
+        before, ["/a", "/b"], {"/web": result if used else None}, shrink_ratio=used, recovered_ratio=healed
     )
     assert got == pytest.approx(expected)
 

@@ -126,8 +126,8 @@ def test_sums_alone_stand_for_an_exponential() -> None:
 
 def test_own_throttling_is_taken_out_of_the_waits() -> None:
     # ten periods, each with one throttle of 79 ms (a task with 20 ms in 100), beside a thousand short waits
-    seen = exclude_throttling(waits({10: 1000, 79_000: 10}), 10 * 79_000_000, 10, 1, 2)
-    assert (seen.count, seen.slots) == (1000, waits({10: 1000}).slots)
+    current = exclude_throttling(waits({10: 1000, 79_000: 10}), 10 * 79_000_000, 10, 1, 2)
+    assert (current.count, current.slots) == (1000, waits({10: 1000}).slots)
     both = exclude_throttling(waits({10: 1000, 30_000: 50, 79_000: 10}), 10 * 79_000_000, 10, 1, 2)
     assert both.slots is not None
     assert sum(both.slots[15:]) >= 40, "waits for a CPU stay although some are as long as part of a throttle"
@@ -152,65 +152,65 @@ def test_a_spike_is_answered_in_one_round_and_forgiven_slowly() -> None:
     """Ten calm seconds, two of harm, then calm: lent falls at once and comes back by a tenth of the node a second."""
     web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
     config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
-    lent, total = {}, {10: 0, 60000: 0}
+    reclaimable, total = {}, {10: 0, 60000: 0}
     for second in range(40):
         total[10] += 1000
         if second in (10, 11):
             total[60000] += 200
-        seen = snapshot(
+        current = snapshot(
             second,
             [web, batch],
             usage_s={"web": 0.2 * second, "batch": 1.7 * second},
             wait={"web": waits(total), "batch": waits({10: second})},
         )
-        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
+        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
-        lent[second] = advice.reclaimable_cores
-    assert [lent[s] for s in (0, 9, 10, 11, 13)] == [2.0, 2.0, 0.1, 0.1, 0.1]
-    assert lent[14] == pytest.approx(0.3)
-    assert lent[18] == pytest.approx(1.1)
-    assert lent[19] == pytest.approx(1.3)
+        reclaimable[second] = advice.reclaimable_cores
+    assert [reclaimable[s] for s in (0, 9, 10, 11, 13)] == [2.0, 2.0, 0.1, 0.1, 0.1]
+    assert reclaimable[14] == pytest.approx(0.3)
+    assert reclaimable[18] == pytest.approx(1.1)
+    assert reclaimable[19] == pytest.approx(1.3)
     # 1.7 cores were in use when it hurt: from three quarters of that on, growth goes at a tenth of its pace
-    assert lent[24] == pytest.approx(1.4)
-    assert lent[39] == pytest.approx(1.7)
-    assert all(lent[s] <= lent[s + 1] for s in range(11, 39))
+    assert reclaimable[24] == pytest.approx(1.4)
+    assert reclaimable[39] == pytest.approx(1.7)
+    assert all(reclaimable[s] <= reclaimable[s + 1] for s in range(11, 39))
 
 
 def test_with_nothing_online_lending_grows_to_the_whole_node_step_by_step() -> None:
-    config, memory, lent = AdvisorConfig(latency=CONFIG), AdvisorState(reclaimable_cores=0.1), []
+    config, memory, reclaimable = AdvisorConfig(latency=CONFIG), AdvisorState(reclaimable_cores=0.1), []
     for second in range(12):
-        seen = snapshot(second, [pod("batch", QoSLevel.RECLAIMED)])
-        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
+        current = snapshot(second, [pod("batch", QoSLevel.RECLAIMED)])
+        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
         assert advice.reason.rule == "nothing_online"
-        lent.append(advice.reclaimable_cores)
-    assert lent[:3] == pytest.approx([0.1, 0.3, 0.5])
-    assert lent[-1] == 2.0
+        reclaimable.append(advice.reclaimable_cores)
+    assert reclaimable[:3] == pytest.approx([0.1, 0.3, 0.5])
+    assert reclaimable[-1] == 2.0
 
 
 def test_pods_that_nobody_lists_freeze_growth_and_no_more() -> None:
     """Some may have come of whom nobody knows; those who are known are protected as before."""
-    config, calm, lent = AdvisorConfig(latency=CONFIG), {10: 1000}, []
+    config, calm, reclaimable = AdvisorConfig(latency=CONFIG), {10: 1000}, []
     memory = AdvisorState(reclaimable_cores=0.5)
     failed = ComponentHealth(name="pods", ok=False, error="the kubelet hangs", remedy="see why")
     rounds = [(calm, True), (calm, True), (calm, False), (calm, False), ({10: 1000, 60_000: 200}, False), (calm, True)]
     for second, (total, listed) in enumerate(rounds):
-        seen = snapshot(second, [pod("web", QoSLevel.SHARED)], wait={"web": waits(total)})
+        current = snapshot(second, [pod("web", QoSLevel.SHARED)], wait={"web": waits(total)})
         if not listed:
-            seen = msgspec.structs.replace(seen, sources=(failed,))
-        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
+            current = msgspec.structs.replace(current, sources=(failed,))
+        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
-        lent.append((round(advice.reclaimable_cores, 2), advice.action, advice.reason.rule))
-    assert lent[:5] == [
+        reclaimable.append((round(advice.reclaimable_cores, 2), advice.action, advice.reason.rule))
+    assert reclaimable[:5] == [
         (0.5, "freeze", "wait_unknown"),
         (0.7, "grow", "wait_below_target"),
         (0.7, "freeze", "pods_unknown"),
         (0.7, "freeze", "pods_unknown"),
         (0.1, "shrink", "wait_far_above_target"),
     ]
-    nobody = snapshot(9, [])
-    nobody = msgspec.structs.replace(nobody, sources=(failed,))
-    advice, _ = advise_cpu(nobody, config, AdvisorState(reclaimable_cores=0.5), nobody.taken_at_ns)
+    no_pods = snapshot(9, [])
+    no_pods = msgspec.structs.replace(no_pods, sources=(failed,))
+    advice, _ = advise_cpu(no_pods, config, AdvisorState(reclaimable_cores=0.5), no_pods.taken_at_ns)
     assert advice is not None
     assert (advice.reclaimable_cores, advice.reason.rule) == (0.5, "pods_unknown")
     assert advice.reason.text == (
@@ -222,7 +222,7 @@ def starving(
     at_s: float, total: dict[int, int], *, runnable: int | None, used_s: float = 0.0, periods: int = 0
 ) -> Snapshot:
     """The web pod with so many runnable threads; 1.6 of 2 CPUs are batch work's."""
-    seen = snapshot(
+    current = snapshot(
         at_s,
         [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)],
         usage_s={"web": used_s, "batch": 1.6 * at_s},
@@ -232,41 +232,43 @@ def starving(
     if runnable is not None:
         states = ThreadStates(runnable=runnable, uninterruptible=0, iowait=0, sleeping=4)
     web = msgspec.structs.replace(
-        seen.cgroups["/web"], threads_by_state=states, periods=periods, throttled_periods=periods
+        current.cgroups["/web"], threads_by_state=states, periods=periods, throttled_periods=periods
     )
-    return msgspec.structs.replace(seen, cgroups={**seen.cgroups, "/web": web})
+    return msgspec.structs.replace(current, cgroups={**current.cgroups, "/web": web})
 
 
-def replayed(*seen: Snapshot, lent: float) -> list[tuple[float, Reason]]:
+def replayed(*current: Snapshot, reclaimable: float) -> list[tuple[float, Reason]]:
     """Lent cores and verdict of each round, by the way that an agent, a shadow and a replay go."""
-    known, told = PolicyState(advisor=AdvisorState(reclaimable_cores=lent)), []
+    state, reported = PolicyState(advisor=AdvisorState(reclaimable_cores=reclaimable)), []
     config = AgentConfig(advisor=AdvisorConfig(latency=CONFIG))
-    for one in seen:
-        judged, known = evaluate_policy(one, config, known, one.taken_at_ns)
-        assert judged.advice is not None
-        told.append((judged.advice.reclaimable_cores, judged.advice.reason))
-    return told
+    for item in current:
+        result, state = evaluate_policy(item, config, state, item.taken_at_ns)
+        assert result.advice is not None
+        reported.append((result.advice.reclaimable_cores, result.advice.reason))
+    return reported
 
 
 def test_a_round_in_which_no_wait_ended_lends_no_more_while_threads_wait() -> None:
     """A wait counts when it ends; calm for long, a short round between ticks finds all of them under way."""
     calm = {10: 1000}
     before, now = starving(10, calm, runnable=0), starving(10.05, calm, runnable=8)
-    lent, verdict = replayed(before, now, lent=1.0)[-1]
-    assert (lent, verdict.rule) == (1.0, "wait_under_way")
+    reclaimable, verdict = replayed(before, now, reclaimable=1.0)[-1]
+    assert (reclaimable, verdict.rule) == (1.0, "wait_under_way")
     assert verdict.text == (
         "No wait of /web for a CPU ended in this round, but it has 8 runnable threads and used 0.00 cores: nothing more "
         "is lent."
     )
     assert [verdict.inputs[name] for name in ("cgroup", "waits", "wait_ms", "runnable")] == ["/web", 0, None, 8]
-    lent, verdict = replayed(before, now, lent=2.0)[-1]
-    assert (lent, verdict.rule) == (2.0, "wait_under_way"), "the whole node is not said to be lent for short waits"
+    reclaimable, verdict = replayed(before, now, reclaimable=2.0)[-1]
+    assert (reclaimable, verdict.rule) == (2.0, "wait_under_way"), (
+        "the whole node is not said to be lent for short waits"
+    )
 
 
 def test_starvation_that_lasts_never_lends_more() -> None:
     rounds = [starving(10 + second, {10: 1000}, runnable=8) for second in range(20)]
-    assert {verdict.rule for _, verdict in replayed(*rounds, lent=1.0)} == {"wait_unknown", "wait_under_way"}
-    assert {lent for lent, _ in replayed(*rounds, lent=1.0)} == {1.0}
+    assert {verdict.rule for _, verdict in replayed(*rounds, reclaimable=1.0)} == {"wait_unknown", "wait_under_way"}
+    assert {reclaimable for reclaimable, _ in replayed(*rounds, reclaimable=1.0)} == {1.0}
 
 
 @pytest.mark.parametrize(
@@ -285,8 +287,8 @@ def test_starvation_that_lasts_never_lends_more() -> None:
     ],
 )
 def test_who_is_taken_for_starving(now: Snapshot, rule: str) -> None:
-    lent, verdict = replayed(starving(10, {10: 1000}, runnable=0), now, lent=1.0)[-1]
-    assert (verdict.rule, lent) == (rule, 1.0 if rule == "wait_under_way" else pytest.approx(1.2))
+    reclaimable, verdict = replayed(starving(10, {10: 1000}, runnable=0), now, reclaimable=1.0)[-1]
+    assert (verdict.rule, reclaimable) == (rule, 1.0 if rule == "wait_under_way" else pytest.approx(1.2))
     nothing = now.cgroups["/web"].wait == waits({10: 1000}) and rule == "wait_below_target"
     assert verdict.text.startswith("No wait of an online pod for a CPU ended in this round: 1.2 of 2") == nothing
 
@@ -296,7 +298,7 @@ def played(*rounds: tuple[dict[int, int] | None, int]) -> list[tuple[float, str]
     web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
     config, memory, result = AdvisorConfig(latency=CONFIG), AdvisorState(), []
     for second, (total, number) in enumerate(rounds):
-        seen = snapshot(
+        current = snapshot(
             second,
             [web, batch],
             usage_s={"web": 0.2 * second, "batch": 1.6 * second},
@@ -304,8 +306,8 @@ def played(*rounds: tuple[dict[int, int] | None, int]) -> list[tuple[float, str]
             ids={"web": number, "batch": 5},
         )
         if total is None:
-            seen = msgspec.structs.replace(seen, cgroups={})
-        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
+            current = msgspec.structs.replace(current, cgroups={})
+        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
         result.append((advice.reclaimable_cores, advice.reason.rule))
     return result
@@ -315,7 +317,7 @@ def test_a_failed_read_of_the_cgroups_lends_nothing_more() -> None:
     calm, harm = {10: 1000}, {10: 1000, 60_000: 200}
     rounds = played((calm, 1), (harm, 1), (None, 1), (harm, 1))
     assert [rule for _, rule in rounds] == ["wait_unknown", "wait_far_above_target", "wait_unknown", "wait_unknown"]
-    assert [lent for lent, _ in rounds] == [2.0, 0.1, 0.1, 0.1]
+    assert [reclaimable for reclaimable, _ in rounds] == [2.0, 0.1, 0.1, 0.1]
 
 
 def test_the_first_waits_of_a_cgroup_made_anew_are_judged() -> None:
@@ -326,40 +328,40 @@ def test_the_first_waits_of_a_cgroup_made_anew_are_judged() -> None:
 def test_a_round_milliseconds_after_another_does_not_take_use_for_zero() -> None:
     web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
     config, memory, total = AdvisorConfig(latency=CONFIG), AdvisorState(), {10: 1000, 16_000: 0}
-    lent = 0.0
+    reclaimable = 0.0
     for at in (0.0, 1.0, 2.0, 2.005):
         total = {10: total[10] + 1000, 16_000: 300 if at > 2 else 0}
-        seen = snapshot(
+        current = snapshot(
             at,
             [web, batch],
             usage_s={"web": 0.2 * at, "batch": 1.6 * min(at, 2.0)},
             wait={"web": waits(total), "batch": waits({10: 1})},
         )
-        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
+        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
-        lent = advice.reclaimable_cores
-    assert lent == pytest.approx(0.75), "half of 1.6 cores, less what 5 ms without a tick of the counter say"
+        reclaimable = advice.reclaimable_cores
+    assert reclaimable == pytest.approx(0.75), "half of 1.6 cores, less what 5 ms without a tick of the counter say"
 
 
 def test_harm_above_a_level_does_not_make_a_sawtooth() -> None:
     """A breach whenever batch uses more than 1.5 of 2 cores: what is lent settles below, and breaches become rare."""
     web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
     config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
-    total, used, lent, breaches, sum_lent = {10: 0, 16_000: 0}, 0.0, 2.0, 0, 0.0
+    total, used, reclaimable, breaches, sum_lent = {10: 0, 16_000: 0}, 0.0, 2.0, 0, 0.0
     for second in range(600):
-        used += lent
-        total = {10: total[10] + 1000, 16_000: total[16_000] + (200 if lent > 1.5 else 0)}
-        seen = snapshot(
+        used += reclaimable
+        total = {10: total[10] + 1000, 16_000: total[16_000] + (200 if reclaimable > 1.5 else 0)}
+        current = snapshot(
             second,
             [web, batch],
             usage_s={"web": 0.2 * second, "batch": used},
             wait={"web": waits(total), "batch": waits({10: second})},
         )
-        advice, memory = advise_cpu(seen, config, memory, seen.taken_at_ns)
+        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
-        lent = advice.reclaimable_cores
+        reclaimable = advice.reclaimable_cores
         breaches += advice.reason.rule == "wait_above_target"
-        sum_lent += lent
+        sum_lent += reclaimable
     assert breaches <= 27
     assert sum_lent / 600 >= 1.15
 
@@ -404,7 +406,7 @@ def test_lent_cpu_stays_within_the_node_and_grows_by_its_step_at_most(
 
 def test_waits_that_stay_without_batch_work_are_the_pods_own_and_lending_goes_on() -> None:
     # At the minimum for three rounds, and the pods still wait 16 ms: their own queueing, which no taking back can mend.
-    busy, memory, told = waits({10: 900, 16000: 100}), AdvisorState(reclaimable_cores=2.0), []
+    busy, memory, reported = waits({10: 900, 16000: 100}), AdvisorState(reclaimable_cores=2.0), []
     for second in range(1, 16):
         lending = evaluate_latency(situation(busy, used=memory.reclaimable_cores, now_s=100 + second), memory, CONFIG)
         memory = msgspec.structs.replace(
@@ -416,11 +418,11 @@ def test_waits_that_stay_without_batch_work_are_the_pods_own_and_lending_goes_on
             last_breach_ns=lending.last_breach_ns,
             last_wait_ns=lending.last_wait_ns,
         )
-        told.append((lending.reason.rule, lending.reclaimable_cores))
-    assert [cores for _, cores in told[:5]] == [1.0, 0.5, 0.25, 0.1, 0.1]
-    assert told[7:9] == [("wait_above_target", 0.1), ("not_calm_yet", 0.1)]
-    assert told[-1][0] == "wait_is_own"
-    assert told[-1][1] >= 1.0, "a tenth of the node a second, for nothing of it was harm"
+        reported.append((lending.reason.rule, lending.reclaimable_cores))
+    assert [cores for _, cores in reported[:5]] == [1.0, 0.5, 0.25, 0.1, 0.1]
+    assert reported[7:9] == [("wait_above_target", 0.1), ("not_calm_yet", 0.1)]
+    assert reported[-1][0] == "wait_is_own"
+    assert reported[-1][1] >= 1.0, "a tenth of the node a second, for nothing of it was harm"
     # More than a quarter beyond that is harm, whatever the pods make by themselves ...
     worse = evaluate_latency(situation(waits({10: 900, 40000: 100}), used=1.0, now_s=116), memory, CONFIG)
     assert (worse.action, worse.reason.rule) == ("shrink", "wait_above_target")
@@ -447,18 +449,18 @@ def test_what_one_container_makes_by_itself_excuses_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reclaimed_ns", "own_ms", "lent"),
+    ("reclaimed_ns", "own_ms", "reclaimable"),
     [(100, None, 0.1), (10, None, 0.1), (9, 8.0, 0.3), (0, 8.0, 0.3)],
 )
 def test_waits_for_batch_work_are_never_taken_for_the_pods_own(
-    reclaimed_ns: int, own_ms: float | None, lent: float
+    reclaimed_ns: int, own_ms: float | None, reclaimable: float
 ) -> None:
     """At the minimum for longer than calm_s, 8 ms against a target of 5: a tenth of the blame is where batch work's begins."""
     config = LatencyConfig(target_wait_ms=5)
     blame = Interference(total_ns=100, by_reclaimed={"/b": reclaimed_ns}, other="/web", other_ns=100 - reclaimed_ns)
     now = msgspec.structs.replace(situation(waits({8000: 1000}), used=0.1), blames={"/web": blame})
     lending = evaluate_latency(now, AdvisorState(reclaimable_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
-    assert lending.reclaimable_cores == lent
+    assert lending.reclaimable_cores == reclaimable
     assert lending.baseline_latency_ns == ({} if own_ms is None else {"/web": pytest.approx(own_ms * 1e6, rel=0.05)})
     # A wait that somebody else has to answer for says nothing of this one.
     other = Interference(total_ns=100, by_reclaimed={}, other="/api", other_ns=100)
@@ -466,7 +468,7 @@ def test_waits_for_batch_work_are_never_taken_for_the_pods_own(
         now, waits={"/web": waits({8000: 1000}), "/api": waits({30000: 1000})}, blames={"/web": blame, "/api": other}
     )
     lending = evaluate_latency(both, AdvisorState(reclaimable_cores=0.1, minimum_since_ns=0, last_breach_ns=0), config)
-    assert lending.reclaimable_cores == lent
+    assert lending.reclaimable_cores == reclaimable
 
 
 def test_an_own_wait_excuses_nothing_that_batch_work_is_seen_to_do() -> None:
@@ -475,13 +477,13 @@ def test_an_own_wait_excuses_nothing_that_batch_work_is_seen_to_do() -> None:
         LatencyConfig(target_wait_ms=5),
         AdvisorState(reclaimable_cores=2.0, baseline_latency_ns={"/api": 30e6}, last_wait_ns=0),
     )
-    for by_batch, rule, lent in ((100, "wait_far_above_target", 0.1), (9, "wait_is_own", 2.0)):
+    for by_batch, rule, reclaimable in ((100, "wait_far_above_target", 0.1), (9, "wait_is_own", 2.0)):
         blame = Interference(total_ns=100, by_reclaimed={"/b": by_batch}, other="/api", other_ns=100 - by_batch)
         now = msgspec.structs.replace(
             situation(waits({}), used=1.0), waits={"/api": waits({30000: 1000})}, blames={"/api": blame}
         )
         lending = evaluate_latency(now, memory, config)
-        assert (lending.reason.rule, lending.reclaimable_cores) == (rule, lent)
+        assert (lending.reason.rule, lending.reclaimable_cores) == (rule, reclaimable)
         assert lending.baseline_latency_ns == {"/api": 30e6}
 
 
@@ -489,10 +491,10 @@ def test_what_was_harmful_is_forgotten_only_when_something_new_is_learnt() -> No
     calm = situation(waits({30000: 1000}), used=0.1)
     learning = AdvisorState(reclaimable_cores=0.1, minimum_since_ns=0, harmful_cores=1.0, last_wait_ns=0)
     assert evaluate_latency(calm, learning, CONFIG).harmful_cores is None
-    known = msgspec.structs.replace(
+    state = msgspec.structs.replace(
         learning, baseline_latency_ns={"/web": 30e6}, reclaimable_cores=1.0, minimum_since_ns=None
     )
-    assert evaluate_latency(calm, known, CONFIG).harmful_cores == 1.0
+    assert evaluate_latency(calm, state, CONFIG).harmful_cores == 1.0
 
 
 def test_the_reason_and_its_inputs_are_about_the_same_container() -> None:
@@ -508,8 +510,8 @@ def test_the_reason_and_its_inputs_are_about_the_same_container() -> None:
     assert f"is {verdict.inputs['wait_ms']:.3g} ms" in verdict.text
 
 
-@pytest.mark.parametrize(("successor", "kept"), [(100, {"/web": 30e6}), (999, {})])
-def test_a_container_that_was_replaced_has_no_own_waits(successor: int, kept: dict[str, float]) -> None:
+@pytest.mark.parametrize(("successor", "retained"), [(100, {"/web": 30e6}), (999, {})])
+def test_a_container_that_was_replaced_has_no_own_waits(successor: int, retained: dict[str, float]) -> None:
     pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
     first, later = (snapshot(at_s, pods, wait={"web": waits({})}) for at_s in (0, 1))
     assert first.cgroups["/web"].id == 100
@@ -518,7 +520,7 @@ def test_a_container_that_was_replaced_has_no_own_waits(successor: int, kept: di
     later = msgspec.structs.replace(later, cgroups={**later.cgroups, "/web": other})
     memory = AdvisorState(previous=first, baseline_latency_ns={"/web": 30e6}, reclaimable_cores=1.0)
     _, after = advise_cpu(later, AdvisorConfig(), memory, later.taken_at_ns)
-    assert after.baseline_latency_ns == kept
+    assert after.baseline_latency_ns == retained
 
 
 def test_a_container_waits_in_the_groups_below_it_too() -> None:

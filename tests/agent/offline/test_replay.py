@@ -17,20 +17,20 @@ from api.knobs import Reason
 
 
 def fact(at_s: float = 1.0, online: float = 1.0, **values: object) -> CycleFacts:
-    known: dict[str, object] = {
+    state: dict[str, object] = {
         "interval_s": 1.0, "node_cpus": 4, "demand_cores": online + 0.5, "batch_cores": 2.0, "batch_lent_cores": 4.0,
         "interference_cores": 0.2, "waits": (0,) * SLOT_COUNT,
     }  # fmt: skip
-    return CycleFacts(at_s=at_s, online_cores=online, **{**known, **values})  # type: ignore[arg-type]
+    return CycleFacts(at_s=at_s, online_cores=online, **{**state, **values})  # type: ignore[arg-type]
 
 
-def advice(lent: float, share: str = "0123", reclaim: str = "0123", promised: float | None = None) -> Advice:
+def advice(reclaimable: float, share: str = "0123", reclaim: str = "0123", headroom: float | None = None) -> Advice:
     return Advice(
         policy="p",
         pools=tuple(Pool(name=n, cpus=tuple(map(int, c))) for n, c in (("share", share), ("reclaim", reclaim))),
         requirement_cores=None,
-        headroom=Headroom(cores=promised, reason=Reason(rule="r", text="t")),
-        reclaimable_cores=lent,
+        headroom=Headroom(cores=headroom, reason=Reason(rule="r", text="t")),
+        reclaimable_cores=reclaimable,
         idle=True,
         action="hold",
         reason=Reason(rule="r", text="t"),
@@ -38,7 +38,7 @@ def advice(lent: float, share: str = "0123", reclaim: str = "0123", promised: fl
 
 
 @pytest.mark.parametrize(
-    ("given", "made", "batch", "harm", "short"),
+    ("given", "built", "batch", "harm", "short"),
     [
         (fact(), advice(4.0), 2.0, 0.2, 0.0),
         (fact(), advice(1.0), 1.0, 0.1, 0.0),
@@ -61,9 +61,9 @@ def advice(lent: float, share: str = "0123", reclaim: str = "0123", promised: fl
     ],
 )
 def test_what_would_have_come_of_it(
-    given: CycleFacts, made: Advice | None, batch: float, harm: float, short: float
+    given: CycleFacts, built: Advice | None, batch: float, harm: float, short: float
 ) -> None:
-    got = evaluate_outcome(given, made, 0)
+    got = evaluate_outcome(given, built, 0)
     assert (got.batch_cores, got.interference_cores, got.short_cores) == pytest.approx((batch, harm, short))
 
 
@@ -145,7 +145,7 @@ def test_a_boot_begins_anew() -> None:
     assert [(f.at_s, f.boot) for f, _ in played[:6]] == [(5, 0), (10, 0), (15, 0), (20, 0), (25, 1), (30, 1)]
     alone = [marks["live"] for _, marks in replay_cycles(sooner, {"live": AgentConfig()})]
     assert [marks["live"] for _, marks in played[4:]] == alone
-    assert len({made.headroom_cores for made in alone}) > 30
+    assert len({built.headroom_cores for built in alone}) > 30
 
 
 def test_promises_of_one_boot_are_not_held_against_use_in_another() -> None:

@@ -23,13 +23,13 @@ MS = 1_000_000
 CONFIG = ForecastConfig()
 
 
-def changed(seen: Snapshot, **batch: object) -> Snapshot:
+def changed(current: Snapshot, **batch: object) -> Snapshot:
     """With another batch cgroup; None takes it away."""
-    cgroups = dict(seen.cgroups)
+    cgroups = dict(current.cgroups)
     sample = cgroups.pop("/batch")
     if batch:
         cgroups["/batch"] = msgspec.structs.replace(sample, **batch)
-    return msgspec.structs.replace(seen, cgroups=cgroups)
+    return msgspec.structs.replace(current, cgroups=cgroups)
 
 
 def test_online_is_what_the_node_is_busy_with_less_what_reclaimed_pods_use() -> None:
@@ -73,23 +73,23 @@ def test_online_memory_is_what_could_not_be_had_without_reclaimed_pods(
     stat: dict[str, int], online_mib: int | None
 ) -> None:
     """2,048 of 8,192 MiB are not available; the page cache of a reclaimed pod is."""
-    found = online_memory_bytes(changed(snapshot(1), memory_stat=stat))
-    assert found == (None if online_mib is None else online_mib * MIB)
+    result = online_memory_bytes(changed(snapshot(1), memory_stat=stat))
+    assert result == (None if online_mib is None else online_mib * MIB)
 
 
 def test_a_sample_is_the_mean_of_five_seconds() -> None:
     """Rounds of a second with 1.5 cores, one of which the batch pod's usage is not known in: it counts as little as none."""
-    watched, previous, taken = ForecastState(), None, []
+    watched, previous, used = ForecastState(), None, []
     for seq in range(1, 12):
         now = snapshot(seq) if seq != 4 else changed(snapshot(seq), cpu_usage_ns=None)
         watched = update_forecasts(previous, now, watched, CONFIG, now.taken_at_ns)
         previous = now
         cpu = watched.forecasts[0]
-        taken.append((cpu.resource, cpu.used, watched.series.cpu.open_samples))  # type: ignore[union-attr]
-    assert taken[0] == (ForecastResource.CPU, None, 0)
-    assert taken[1:5] == [(ForecastResource.CPU, None, 0)] * 4
-    assert taken[5:10] == [(ForecastResource.CPU, 1.5, 1)] * 5
-    assert taken[10] == (ForecastResource.CPU, 1.5, 2)
+        used.append((cpu.resource, cpu.used, watched.series.cpu.open_samples))  # type: ignore[union-attr]
+    assert used[0] == (ForecastResource.CPU, None, 0)
+    assert used[1:5] == [(ForecastResource.CPU, None, 0)] * 4
+    assert used[5:10] == [(ForecastResource.CPU, 1.5, 1)] * 5
+    assert used[10] == (ForecastResource.CPU, 1.5, 2)
     assert watched.forecasts[1].used is None  # without memory.stat nobody knows how much is the batch pod's
 
 

@@ -32,7 +32,7 @@ STEADY = fed(PeakPredictor(), 0, 2 * DAY, 10.0)
 
 
 @pytest.mark.parametrize(
-    ("after_ns", "rule", "known", "trusted"),
+    ("after_ns", "rule", "state", "trusted"),
     [
         (0, "no_history", False, False),
         (1 * HOUR, "no_history", False, False),  # no forecast has come true yet
@@ -41,9 +41,9 @@ STEADY = fed(PeakPredictor(), 0, 2 * DAY, 10.0)
         (25 * HOUR, "calibrated", True, True),
     ],
 )
-def test_cold_start(after_ns: int, rule: str, known: bool, trusted: bool) -> None:
+def test_cold_start(after_ns: int, rule: str, state: bool, trusted: bool) -> None:
     forecast = predict_peak(fed(PeakPredictor(), 0, after_ns, 10.0), max(after_ns - 5 * MINUTE, 0))
-    assert (forecast.reason.rule, forecast.peak is not None, forecast.trusted) == (rule, known, trusted)
+    assert (forecast.reason.rule, forecast.peak is not None, forecast.trusted) == (rule, state, trusted)
 
 
 @pytest.mark.parametrize(("closed", "errors"), [(14, 0), (15, 1), (16, 2)])
@@ -160,15 +160,15 @@ def wave(now_ns: int, rng: Random) -> float:
 
 def test_on_a_noisy_day_the_share_of_misses_is_the_one_asked_for() -> None:
     """Five days of a sine with noise; a looser wish lends more and misses more."""
-    found = {}
-    for wish in (0.02, 0.1, 0.2):
-        config, rng, state = ForecastConfig(miss_ratio=wish), Random(3), PeakPredictor()
+    result = {}
+    for request in (0.02, 0.1, 0.2):
+        config, rng, state = ForecastConfig(miss_ratio=request), Random(3), PeakPredictor()
         for now_ns in range(0, 5 * DAY, 5 * MINUTE):
             state = observe_use(state, now_ns, wave(now_ns, rng), config)
-        found[wish] = state.accuracy.missed / state.accuracy.evaluated
-    assert found[0.02] == pytest.approx(0.02, abs=0.02)
-    assert found[0.1] == pytest.approx(0.1, abs=0.03)
-    assert found[0.2] == pytest.approx(0.2, abs=0.03)
+        result[request] = state.accuracy.missed / state.accuracy.evaluated
+    assert result[0.02] == pytest.approx(0.02, abs=0.02)
+    assert result[0.1] == pytest.approx(0.1, abs=0.03)
+    assert result[0.2] == pytest.approx(0.2, abs=0.03)
 
 
 def test_state_is_bounded_and_survives_json() -> None:
@@ -227,8 +227,8 @@ def foretold(
 def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
     peak: float | None, trusted: bool, canonical: float | None, used: float | None, amount: float | None, rule: str
 ) -> None:
-    found = compute_forecast_headroom(64.0, 4.0, foretold(peak, trusted=trusted, used=used), canonical)
-    assert (found.amount, found.reason.rule) == (amount, rule)
+    result = compute_forecast_headroom(64.0, 4.0, foretold(peak, trusted=trusted, used=used), canonical)
+    assert (result.amount, result.reason.rule) == (amount, rule)
 
 
 @given(
@@ -241,14 +241,14 @@ def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
 def test_a_promise_is_within_the_node_and_without_trust_within_katalysts(
     capacity: float, reserve: float, peak: float | None, canonical: float | None, trusted: bool
 ) -> None:
-    found = compute_forecast_headroom(
+    result = compute_forecast_headroom(
         capacity, reserve, foretold(peak, trusted=trusted and peak is not None), canonical
     )
-    if found.amount is not None:
-        assert 0 <= found.amount <= max(capacity - reserve, 0)
-        if found.reason.rule != "forecast":
+    if result.amount is not None:
+        assert 0 <= result.amount <= max(capacity - reserve, 0)
+        if result.reason.rule != "forecast":
             assert canonical is not None
-            assert found.amount <= max(canonical, 0)
+            assert result.amount <= max(canonical, 0)
 
 
 def test_sentences_give_amounts_with_their_unit() -> None:
@@ -264,10 +264,10 @@ def test_sentences_give_amounts_with_their_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("began_s", "seconds", "said"), [(0, 200, "Less than 5 minutes"), (280, 38, "Less than 10 minutes")]
+    ("began_s", "seconds", "message"), [(0, 200, "Less than 5 minutes"), (280, 38, "Less than 10 minutes")]
 )
-def test_how_much_is_known_is_not_said_to_be_more_than_it_is(began_s: int, seconds: int, said: str) -> None:
+def test_how_much_is_known_is_not_said_to_be_more_than_it_is(began_s: int, seconds: int, message: str) -> None:
     """38 s across the border of a five-minute step have closed one."""
     state = fed(PeakPredictor(), began_s * S, (began_s + seconds) * S, 1.0, 5 * S)
     text = predict_peak(state, (began_s + seconds) * S).reason.text
-    assert text == f"{said} of use are known, too little to foretell."
+    assert text == f"{message} of use are known, too little to foretell."

@@ -72,15 +72,15 @@ def test_what_reclaimed_pods_use_is_laid_on_the_nodes_they_are_bound_to() -> Non
 
 def test_loads_of_pods_are_use_or_load_whichever_is_more() -> None:
     pods = [pod("a"), pod("b"), pod("new")]
-    known = ContainerDemand(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=3.0, load5=1.0)
+    state = ContainerDemand(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=3.0, load5=1.0)
     stats = {"a": {"anon": 5}, "b": {"total_rss": 6, "rss": 1}}
-    loads = pod_loads(seen(pods, stats), rates({"a": 1.0, "b": 1.0}), {"/a": known})
-    assert [(one.pod, one.cpu_used_cores, one.memory_used_bytes) for one in loads] == [
+    loads = pod_loads(seen(pods, stats), rates({"a": 1.0, "b": 1.0}), {"/a": state})
+    assert [(item.pod, item.cpu_used_cores, item.memory_used_bytes) for item in loads] == [
         ("a/a", 3, 5),
         ("a/b", 1, 6),
         ("a/new", None, None),
     ]
-    assert [(one.cpu_request_cores, one.memory_request_bytes) for one in loads] == [(2, 4 * GIB)] * 3
+    assert [(item.cpu_request_cores, item.memory_request_bytes) for item in loads] == [(2, 4 * GIB)] * 3
     bare = pod("bare", containers=(Container(name="c", cgroup="/bare"),))
     assert pod_loads(seen([bare]), None, {})[0].cpu_request_cores is None
 

@@ -80,15 +80,15 @@ TEN = {0: range(10)}
         # nothing idle, nothing used: no supply, whatever was promised
         (situation(TEN, 1.0, 0, last_cores={0: 10}), util(), 0),
         # nodes that must not be lent
-        (situation({0: range(10), 1: range(48, 60)}, 0.0, 0, lendable=ReclaimableNodes(numa_nodes=(1,))), HeadroomConfig(), 12),
-        (situation(TEN, 0.0, 0, lendable=ReclaimableNodes(numa_nodes=(), refused={0: "level Node"})), HeadroomConfig(), 0),
+        (situation({0: range(10), 1: range(48, 60)}, 0.0, 0, reclaimable_nodes=ReclaimableNodes(numa_nodes=(1,))), HeadroomConfig(), 12),
+        (situation(TEN, 0.0, 0, reclaimable_nodes=ReclaimableNodes(numa_nodes=(), refused={0: "level Node"})), HeadroomConfig(), 0),
     ],
 )  # fmt: skip
 def test_katalysts_cases_and_every_branch(case: ReclaimPoolInputs, config: HeadroomConfig, expected: float) -> None:
-    found = assemble_headroom(case, config)
-    assert found.cores == expected
-    assert sum(found.cores_by_numa.values()) == expected
-    assert set(found.cores_by_numa) == {0, 1}
+    result = assemble_headroom(case, config)
+    assert result.cores == expected
+    assert sum(result.cores_by_numa.values()) == expected
+    assert set(result.cores_by_numa) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_katalysts_cases_and_every_branch(case: ReclaimPoolInputs, config: Headr
     ],
 )
 def test_what_is_missing_makes_it_unknown(case: ReclaimPoolInputs, word: str) -> None:
-    found = assemble_headroom(case, util())
-    assert found.cores is None
-    assert found.cores_by_numa == {}
-    assert word in found.reason.text
-    assert found.reason.rule == "headroom_unknown"
+    result = assemble_headroom(case, util())
+    assert result.cores is None
+    assert result.cores_by_numa == {}
+    assert word in result.reason.text
+    assert result.reason.rule == "headroom_unknown"
 
 
 def test_nothing_is_promised_while_reclaim_is_off_or_unknown() -> None:
@@ -126,7 +126,7 @@ def test_a_cpu_nobody_measured_is_not_promised() -> None:
 
 def test_a_small_node_is_promised_in_parts_of_cores() -> None:
     node = topology(2)
-    case = situation({0: range(2)}, 0.35, 0.25, node=node, lendable=ReclaimableNodes(numa_nodes=(0,)))
+    case = situation({0: range(2)}, 0.35, 0.25, node=node, reclaimable_nodes=ReclaimableNodes(numa_nodes=(0,)))
     assert assemble_headroom(case, HeadroomConfig()).cores == pytest.approx(1.55)
     assert assemble_headroom(case, HeadroomConfig(whole_cores=True)).cores == 1
 
@@ -138,7 +138,7 @@ def test_the_verdict_has_the_numbers_in_it() -> None:
     )
     assert verdict.inputs["unbound_supply_cores"] == 10
     refused = ReclaimableNodes(numa_nodes=(1,), refused={0: "reclaim is off for a/b at level NUMA"})
-    verdict = assemble_headroom(situation(TEN, 0.3, 3, lendable=refused), util()).reason
+    verdict = assemble_headroom(situation(TEN, 0.3, 3, reclaimable_nodes=refused), util()).reason
     assert "NUMA node 0 is not lent: reclaim is off for a/b at level NUMA." in verdict.text
 
 
@@ -146,7 +146,9 @@ def test_the_tutorials_node_lends_all_of_its_reclaim_pool() -> None:
     """48 cores, idle: the pool of 44 CPUs is promised as 44 cores, then 42 and 40 as the share pool grows."""
     node = topology(48)
     for size in (44, 42, 40):
-        case = situation({0: range(48 - size, 48)}, 0.0, 0, node=node, lendable=ReclaimableNodes(numa_nodes=(0,)))
+        case = situation(
+            {0: range(48 - size, 48)}, 0.0, 0, node=node, reclaimable_nodes=ReclaimableNodes(numa_nodes=(0,))
+        )
         assert assemble_headroom(case, HeadroomConfig()).cores == size
 
 
@@ -174,7 +176,7 @@ def test_of_any_node_no_more_than_its_cpus_is_promised_and_the_parts_are_the_who
     cpus = {
         n: [cpu.id for cpu in node.cpus if cpu.numa == n][: max(round(size * case["pool"]), 1)] for n in range(numa)
     }
-    found = assemble_headroom(
+    result = assemble_headroom(
         ReclaimPoolInputs(
             topology=node,
             cpus={n: tuple(part) for n, part in cpus.items()},
@@ -182,16 +184,16 @@ def test_of_any_node_no_more_than_its_cpus_is_promised_and_the_parts_are_the_who
             use_cores=dict.fromkeys((*range(numa), NOT_NUMA_BOUND), case["used"]),
             quota_cores={} if case["quota"] is None else dict.fromkeys((*range(numa), NOT_NUMA_BOUND), case["quota"]),
             bound=case["bound"],
-            lendable=ReclaimableNodes(numa_nodes=tuple(range(numa))),
+            reclaimable_nodes=ReclaimableNodes(numa_nodes=tuple(range(numa))),
             last_cores=dict.fromkeys(range(numa), case["last"]),
         ),
         HeadroomConfig(
             whole_cores=case["whole"], util=CpuUtilBasedConfig(enable=case["util"], maximum=case["maximum"])
         ),
     )
-    assert found.cores is not None
-    assert sum(found.cores_by_numa.values()) == pytest.approx(found.cores, abs=1e-5)
-    for n, cores in found.cores_by_numa.items():
+    assert result.cores is not None
+    assert sum(result.cores_by_numa.values()) == pytest.approx(result.cores, abs=1e-5)
+    for n, cores in result.cores_by_numa.items():
         assert 0 <= cores <= size + 1e-6, n
 
 

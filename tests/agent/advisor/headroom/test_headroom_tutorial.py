@@ -24,19 +24,19 @@ def told(
     """One round on a node of one NUMA node whose last CPUs are the reclaim pool, busy with nothing but reclaimed pods."""
     cpus = node.ids[len(node.ids) - pool :]
     last = memory.reported_headroom.cores_by_numa if memory.reported_headroom else {}
-    found = assemble_headroom(
+    result = assemble_headroom(
         ReclaimPoolInputs(
             topology=node,
             cpus={0: cpus},
             busy=dict.fromkeys(cpus, used / pool),
             use_cores={NOT_NUMA_BOUND: used},
-            lendable=ReclaimableNodes(numa_nodes=(0,)),
+            reclaimable_nodes=ReclaimableNodes(numa_nodes=(0,)),
             last_cores=last,
         ),
         config,
     )
     return report_headroom(
-        found, NodeCapacity(cores_by_numa={0: float(len(node.ids))}), memory, ReportConfig(), round(at_s * S)
+        result, NodeCapacity(cores_by_numa={0: float(len(node.ids))}), memory, ReportConfig(), round(at_s * S)
     )
 
 

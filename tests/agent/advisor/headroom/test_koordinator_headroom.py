@@ -109,15 +109,15 @@ def test_headroom_of_both_resources_by_both_policies() -> None:
         capacity=200, system_used=4, reserved=10, demands=[prod(30, 60)], prod_reclaimable=9, node_used=50
     )
     config = KoordinatorHeadroomConfig(memory_policy="request", mid_static_memory_percent=5)
-    found = koordinator_headroom("koordinator-batch", cpu, memory, node, config)
-    assert (found.cores, found.cores_by_numa, found.memory_bytes) == (30, {0: 15, 1: 15}, 60)
-    assert "CPU: Batch is 30" in found.reason.text
-    assert "Memory: Batch is 60" in found.reason.text
-    found = koordinator_headroom("koordinator-mid", cpu, memory, node, config)
-    assert (found.cores, found.cores_by_numa, found.memory_bytes) == (20, {0: 10, 1: 10}, 10)
+    result = koordinator_headroom("koordinator-batch", cpu, memory, node, config)
+    assert (result.cores, result.cores_by_numa, result.memory_bytes) == (30, {0: 15, 1: 15}, 60)
+    assert "CPU: Batch is 30" in result.reason.text
+    assert "Memory: Batch is 60" in result.reason.text
+    result = koordinator_headroom("koordinator-mid", cpu, memory, node, config)
+    assert (result.cores, result.cores_by_numa, result.memory_bytes) == (20, {0: 10, 1: 10}, 10)
     unmeasured = KoordinatorBudget(capacity=100, system_used=None)
-    found = koordinator_headroom("koordinator-batch", unmeasured, None, node, config)
-    assert (found.cores, found.cores_by_numa, found.memory_bytes) == (None, {}, None)
+    result = koordinator_headroom("koordinator-batch", unmeasured, None, node, config)
+    assert (result.cores, result.cores_by_numa, result.memory_bytes) == (None, {}, None)
 
 
 demands = st.lists(
@@ -143,10 +143,10 @@ def test_never_negative_never_above_the_capacity_and_less_with_every_pod(
     assert with_all is not None
     assert without_one is not None
     assert 0 <= with_all <= without_one <= capacity
-    found = mid_amount(
+    result = mid_amount(
         KoordinatorBudget(capacity=capacity, system_used=system, demands=pods, prod_reclaimable=500, node_used=system),
         100,
         50,
     )
-    assert found.value is not None
-    assert 0 <= found.value <= capacity
+    assert result.value is not None
+    assert 0 <= result.value <= capacity

@@ -39,12 +39,15 @@ def run(
         {NOT_NUMA_BOUND: node_condition(of, config)} if where == NOT_NUMA_BOUND else numa_conditions(of, config)
     )
     return reap_cache(
-        of, config, conditions, MemoryAdvisorState(asked=before.asked if before else {}, offloaded=given or {})
+        of,
+        config,
+        conditions,
+        MemoryAdvisorState(cache_drops=before.cache_drops if before else {}, offloaded=given or {}),
     )
 
 
-def asked(found: ReapResult) -> dict[str, float]:
-    return {wish.cgroup.removeprefix(f"{ROOT}/"): int(wish.value) / GIB for wish in found.knob_requests}
+def asked(result: ReapResult) -> dict[str, float]:
+    return {request.cgroup.removeprefix(f"{ROOT}/"): int(request.value) / GIB for request in result.knob_requests}
 
 
 @pytest.mark.parametrize(
@@ -89,9 +92,9 @@ def test_what_was_asked_for_is_not_asked_for_again_until_it_can_be_seen() -> Non
     same_reading = run(node((4, 3, 2), free=3, at_s=1001, read_s=1000), first)
     assert asked(same_reading) == {}
     # Seen: b0 gave all, b1 nothing, and both are left alone for 30 s. What is still missing is asked of the next.
-    seen = run(node((0, 3, 2), free=5 - 1.5, at_s=1005, read_s=1005), same_reading)
-    assert asked(seen) == {"b2": 2}
-    later = run(node((0, 3, 0), free=3.5, at_s=1030, read_s=1030), seen)
+    current = run(node((0, 3, 2), free=5 - 1.5, at_s=1005, read_s=1005), same_reading)
+    assert asked(current) == {"b2": 2}
+    later = run(node((0, 3, 0), free=3.5, at_s=1030, read_s=1030), current)
     assert asked(later) == {"b1": 3}
 
 
@@ -117,9 +120,9 @@ def test_what_the_node_needs_counts_for_its_numa_nodes() -> None:
 @pytest.mark.parametrize(("read_s", "expected"), [(1000, 3), (995, 5)])
 def test_what_offloading_asked_for_counts_as_given_until_it_can_be_seen(read_s: float, expected: float) -> None:
     past = OffloadState(cgroup_id=7, at_ns=999 * S, read_at_ns=round(read_s * S), target_bytes=2 * GIB)
-    found = run(node((5, 3, 2), free=3), given={f"{ROOT}/b0": past})
-    assert asked(found) == {"b0": expected}
-    assert found.busy == {f"{ROOT}/b0"}
+    result = run(node((5, 3, 2), free=3), given={f"{ROOT}/b0": past})
+    assert asked(result) == {"b0": expected}
+    assert result.busy == {f"{ROOT}/b0"}
 
 
 def test_a_container_made_anew_is_another_one() -> None:
@@ -165,9 +168,9 @@ def test_version_1_counts_pages() -> None:
 def test_what_is_not_measured_is_left_alone_and_counted() -> None:
     pods = [pod("b", QoSLevel.RECLAIMED), pod("c", QoSLevel.RECLAIMED)]
     groups = [group(f"{ROOT}/b"), group(f"{ROOT}/c", anon=1, file=9, read_at_ns=900 * S)]
-    found = run(situation(pods, groups, free=1))
-    assert found.knob_requests == ()
-    assert found.reason.inputs["unmeasured_containers"] == 2
+    result = run(situation(pods, groups, free=1))
+    assert result.knob_requests == ()
+    assert result.reason.inputs["unmeasured_containers"] == 2
 
 
 def test_unknown_pressure_drops_nothing() -> None:
@@ -175,9 +178,9 @@ def test_unknown_pressure_drops_nothing() -> None:
     bare = msgspec.structs.replace(of.snapshot.node, sysctl={})
     unknown = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=bare))
     assert node_condition(unknown, CONFIG).state is MemoryPressure.UNKNOWN
-    found = run(unknown)
-    assert (found.knob_requests, found.reason.rule) == ((), "memory_reap_unknown")
-    assert "vm.watermark_scale_factor" in found.reason.text
+    result = run(unknown)
+    assert (result.knob_requests, result.reason.rule) == ((), "memory_reap_unknown")
+    assert "vm.watermark_scale_factor" in result.reason.text
 
 
 def test_switched_off_nothing_is_dropped() -> None:

@@ -32,7 +32,9 @@ def node(change: dict[str, int | None] | None = None, at_s: float = 1000) -> Mem
 
 
 def asked(of: MemoryInputs, config: MemoryConfig = CONFIG, before_ns: int | None = None) -> dict[str, int]:
-    return {wish.cgroup: int(wish.value) for wish in reclaim_dying_cgroups(of, config, before_ns).knob_requests}
+    return {
+        request.cgroup: int(request.value) for request in reclaim_dying_cgroups(of, config, before_ns).knob_requests
+    }
 
 
 def test_no_more_than_what_no_living_member_has() -> None:
@@ -47,9 +49,9 @@ def test_no_more_than_what_no_living_member_has() -> None:
 
 @pytest.mark.parametrize(("at_s", "due"), [(1299.9, False), (1300, True), (999, True)])
 def test_seldom(at_s: float, due: bool) -> None:
-    found = reclaim_dying_cgroups(node(at_s=at_s), CONFIG, 1000 * S)
-    assert bool(found.knob_requests) == due
-    assert found.at_ns == (round(at_s * S) if due else 1000 * S)
+    result = reclaim_dying_cgroups(node(at_s=at_s), CONFIG, 1000 * S)
+    assert bool(result.knob_requests) == due
+    assert result.at_ns == (round(at_s * S) if due else 1000 * S)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,8 @@ def test_seldom(at_s: float, due: bool) -> None:
 )
 def test_not_where_a_size_is_missing_or_nothing_is_left(change: dict[str, int | None]) -> None:
     assert asked(node(change)) == {}
-    found = reclaim_dying_cgroups(node(change), CONFIG, None)
-    assert ("/kubepods/burstable" in [each.inputs["cgroup"] for each in found.reasons]) == (None in change.values())
+    result = reclaim_dying_cgroups(node(change), CONFIG, None)
+    assert ("/kubepods/burstable" in [each.inputs["cgroup"] for each in result.reasons]) == (None in change.values())
 
 
 def test_not_unless_it_is_asked_for() -> None:

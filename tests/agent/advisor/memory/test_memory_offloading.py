@@ -49,8 +49,8 @@ WEB = pod("web", SHARED, labels={"app": "web"}, annotations={"tier": "gold"})
     ],
 )  # fmt: skip
 def test_precedence(config: OffloadingConfig, fields: dict[str, Any], enable: bool, policy: str) -> None:
-    found = pod_offload_settings(WEB, situation([WEB], **fields), config)
-    assert (found.enable, found.policy) == (enable, policy)
+    result = pod_offload_settings(WEB, situation([WEB], **fields), config)
+    assert (result.enable, result.policy) == (enable, policy)
 
 
 def test_each_setting_is_laid_over_by_itself() -> None:
@@ -58,8 +58,8 @@ def test_each_setting_is_laid_over_by_itself() -> None:
         default=OffloadingLayerConfig(enable=True, reclaim_accuracy_target=0.9, interval_s=60),
         levels={SHARED: OffloadingLayerConfig(reclaim_scan_efficiency_target=0.5)},
     )
-    found = pod_offload_settings(WEB, situation([WEB]), config)
-    assert found == OffloadSettings(
+    result = pod_offload_settings(WEB, situation([WEB]), config)
+    assert result == OffloadSettings(
         enable=True, reclaim_accuracy_target=0.9, reclaim_scan_efficiency_target=0.5, interval_s=60
     )
 
@@ -75,10 +75,10 @@ def test_each_setting_is_laid_over_by_itself() -> None:
     ],
 )
 def test_the_pool_of_a_pod(qos: QoSLevel, named: str, pool: str) -> None:
-    who = pod("x", qos)
-    who = msgspec.structs.replace(who, enhancements=Enhancements(cpuset_pool=named))
+    name = pod("x", qos)
+    name = msgspec.structs.replace(name, enhancements=Enhancements(cpuset_pool=named))
     config = OffloadingConfig(pools={pool: ON})
-    assert pod_offload_settings(who, situation([who]), config).enable
+    assert pod_offload_settings(name, situation([name]), config).enable
 
 
 def test_a_cgroup_by_path_has_its_own_settings_and_the_default() -> None:
@@ -105,14 +105,14 @@ def config(policy: str = "psi", **fields: Any) -> MemoryConfig:
 
 
 def node(
-    at_s: float, *, swap: tuple[float, float] = (0, 0), read_s: float | None = None, who: Pod = WEB, **fields: Any
+    at_s: float, *, swap: tuple[float, float] = (0, 0), read_s: float | None = None, name: Pod = WEB, **fields: Any
 ) -> MemoryInputs:
     """10 GiB in use, 8 of it cache, without pressure unless it is said."""
     base: dict[str, Any] = {"memory_bytes": 10 * GIB, "avg60": 0.0, "anon": 2, "file": 8, "mapped": 1}
     base |= {"inactive_anon": 1, "inactive_file": 3, "active_file": 5}
     base["io_pressure"] = Pressure(some_us=0, some_avg10=0.0)
     sample = group("/web", read_at_ns=round((at_s if read_s is None else read_s) * S), **(base | fields))
-    return situation([who], [sample], at_s=at_s, meminfo={"SwapTotal": swap[0], "SwapFree": swap[1]})
+    return situation([name], [sample], at_s=at_s, meminfo={"SwapTotal": swap[0], "SwapFree": swap[1]})
 
 
 def pages(scanned: int, stolen: int, activated: int) -> dict[str, Mapping[str, int]]:
@@ -131,8 +131,10 @@ def run(
     )
 
 
-def asked(found: OffloadResult) -> dict[str, int]:
-    return {wish.cgroup: int(wish.value) for wish in found.knob_requests if wish.knob is Knob.MEMORY_RECLAIM}
+def asked(result: OffloadResult) -> dict[str, int]:
+    return {
+        request.cgroup: int(request.value) for request in result.knob_requests if request.knob is Knob.MEMORY_RECLAIM
+    }
 
 
 def test_nobody_is_asked_unless_it_is_configured() -> None:
@@ -161,8 +163,8 @@ def test_refault_takes_its_first_interval_to_look() -> None:
     assert asked(good) == {"/web": 10 * GIB // 100}  # a tenth of 4 GiB inactive, but no more than 1 % of the use
     bad = run(node(1060, **pages(10**6 + 200, 10**5 + 190, 10**5 + 10)), config("refault"), good)
     assert asked(bad) == {"/web": int(10 * GIB / 100 * 0.9)}
-    anew = run(node(1090, **pages(5, 5, 0)), config("refault"), bad)  # a counter went backwards
-    assert asked(anew) == {}
+    again = run(node(1090, **pages(5, 5, 0)), config("refault"), bad)  # a counter went backwards
+    assert asked(again) == {}
 
 
 def test_integrated_is_the_smaller_of_both() -> None:
@@ -218,17 +220,17 @@ def test_senpai_swaps_no_faster_than_a_mib_a_second() -> None:
 )
 def test_swap(swap: tuple[float, float], enable: bool, value: str | None, given: dict[str, int]) -> None:
     """Of 10 GiB none is cache that could be given up without swap."""
-    found = run(node(1000, swap=swap, file=1.9, mapped=1), config(enable_swap=enable))
-    assert [wish.value for wish in found.knob_requests if wish.knob is Knob.SWAP_MAX] == (
+    result = run(node(1000, swap=swap, file=1.9, mapped=1), config(enable_swap=enable))
+    assert [request.value for request in result.knob_requests if request.knob is Knob.SWAP_MAX] == (
         [] if value is None else [value]
     )
-    assert asked(found) == given
+    assert asked(result) == given
 
 
 def test_swap_stays_set_between_intervals() -> None:
     first = run(node(1000, swap=(8, 8)), config())
     again = run(node(1001, swap=(8, 8)), config(), first)
-    assert [(wish.knob, wish.value) for wish in again.knob_requests] == [(Knob.SWAP_MAX, "0")]
+    assert [(request.knob, request.value) for request in again.knob_requests] == [(Knob.SWAP_MAX, "0")]
 
 
 @pytest.mark.parametrize("enable", [True, False])
@@ -239,21 +241,21 @@ def test_swap_stays_as_it_was_where_a_reading_is_missing(enable: bool) -> None:
     blind = node(1001)
     unknown = msgspec.structs.replace(blind.snapshot.node, meminfo={})
     blind = msgspec.structs.replace(blind, snapshot=msgspec.structs.replace(blind.snapshot, node=unknown))
-    nobody = msgspec.structs.replace(blind, snapshot=msgspec.structs.replace(blind.snapshot, cgroups={}))
+    no_pods = msgspec.structs.replace(blind, snapshot=msgspec.structs.replace(blind.snapshot, cgroups={}))
     other = msgspec.structs.replace(blind.snapshot.cgroups["/web"], id=8)
     made_anew = msgspec.structs.replace(
         blind, snapshot=msgspec.structs.replace(blind.snapshot, cgroups={"/web": other})
     )
 
-    def swaps(found: OffloadResult) -> list[str]:
-        return [wish.value for wish in found.knob_requests if wish.knob is Knob.SWAP_MAX]
+    def swaps(result: OffloadResult) -> list[str]:
+        return [request.value for request in result.knob_requests if request.knob is Knob.SWAP_MAX]
 
     assert swaps(run(node(1100, swap=(10, 2), read_s=1000), settings, first)) == [value], (
         "its files were not read again"
     )
     second = run(blind, settings, first)
     assert (swaps(second), asked(second)) == ([value], {})
-    assert swaps(run(blind, settings, run(nobody, settings, second))) == [value]
+    assert swaps(run(blind, settings, run(no_pods, settings, second))) == [value]
     assert swaps(run(made_anew, settings, second)) == swaps(run(blind, settings)) == []
 
 
@@ -287,10 +289,10 @@ def test_where_an_input_is_missing_nothing_is_asked_for(policy: str, change: dic
     of = node(1000)
     sample = msgspec.structs.replace(of.snapshot.cgroups["/web"], **change)
     snapshot = msgspec.structs.replace(of.snapshot, cgroups={**of.snapshot.cgroups, "/web": sample})
-    found = run(msgspec.structs.replace(of, snapshot=snapshot), config(policy))
-    assert asked(found) == {}
-    assert [verdict.rule for verdict in found.reasons] == ["memory_offload_unknown"]
-    assert what in found.reasons[0].text
+    result = run(msgspec.structs.replace(of, snapshot=snapshot), config(policy))
+    assert asked(result) == {}
+    assert [verdict.rule for verdict in result.reasons] == ["memory_offload_unknown"]
+    assert what in result.reasons[0].text
 
 
 def test_a_gap_in_the_readings_does_not_shorten_the_interval() -> None:
@@ -302,9 +304,9 @@ def test_a_gap_in_the_readings_does_not_shorten_the_interval() -> None:
 
 def test_a_cgroup_made_anew_has_no_past() -> None:
     first = run(node(1000, **pages(0, 0, 0)), config("refault"))
-    anew = run(node(1030, number=99, **pages(100, 90, 0)), config("refault"), first)
-    assert asked(anew) == {}
-    assert anew.past["/web"].cgroup_id == 99
+    again = run(node(1030, number=99, **pages(100, 90, 0)), config("refault"), first)
+    assert asked(again) == {}
+    assert again.past["/web"].cgroup_id == 99
 
 
 def test_who_is_told_to_drop_cache_is_not_asked_for_it_too() -> None:
@@ -315,5 +317,5 @@ def test_a_path_in_the_settings_is_asked_once_and_by_its_own_settings() -> None:
     offloading = OffloadingConfig(
         levels={SHARED: ON}, cgroups={"/web": OffloadingLayerConfig(enable=True, psi_max_probe=0.005)}
     )
-    found = run(node(1000), MemoryConfig(offloading=offloading))
-    assert [wish.value for wish in found.knob_requests] == [str(10 * GIB // 200)]
+    result = run(node(1000), MemoryConfig(offloading=offloading))
+    assert [request.value for request in result.knob_requests] == [str(10 * GIB // 200)]

@@ -76,4 +76,4 @@ def lent(advice: CpuAdvice, numa: int = -1) -> PoolSize:
 
 
 def region(advice: CpuAdvice, name: str) -> RegionAdvice:
-    return next(one for one in advice.regions if one.region.name == name)
+    return next(item for item in advice.regions if item.region.name == name)

@@ -92,10 +92,10 @@ def test_without_predictions_targets_are_unchanged(
 
 def test_the_verdict_has_the_numbers_in_it() -> None:
     verdict = adjust_targets(SIGNALS, ["a/b"], said(0.1, 0.3), config(), 110 * S, 0)[1]
-    told = (
+    reported = (
         "Predictions of 2 containers have a mean of 0.2: the slot below 0.3 has +0.2, so the target is 0.75, not 0.55."
     )
-    assert verdict.text == told
+    assert verdict.text == reported
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,15 @@ def story(
     **more: Any,
 ) -> list[tuple[str, ...]]:
     """Who is apart after each round; a round is its time and the runnable tasks by pod."""
-    memory, seen = ProvisionState(), []
+    memory, current = ProvisionState(), []
     for at_s, runnable in rounds:
-        made = situation(
+        built = situation(
             pods, cpus=topology(48, numa=2), at_s=at_s, runnable={f"/{n}": r for n, r in runnable.items()}, **more
         )
-        result = isolate_pods(made, memory, config)
+        result = isolate_pods(built, memory, config)
         memory = ProvisionState(loads=result.loads, isolated=tuple(sorted(result.pods)))
-        seen.append(tuple(key.partition("/")[2] for key in memory.isolated))
-    return seen
+        current.append(tuple(key.partition("/")[2] for key in memory.isolated))
+    return current
 
 
 @pytest.mark.parametrize(
@@ -182,13 +182,13 @@ def eager(**more: Any) -> IsolationConfig:
 def test_katalysts_eight_pods(config: IsolationConfig, were: str, expected: str) -> None:
     pods, runnable = [], {}
     for uid, (pool, containers) in EIGHT.items():
-        made = []
+        built = []
         for k, (tasks, request, limit) in enumerate(containers):
-            made.append(
+            built.append(
                 Container(name=f"c{k}", cgroup=f"/{uid}/c{k}", cpu_request_cores=request, cpu_limit_cores=limit)
             )
-            runnable[made[-1].cgroup] = float(tasks)
-        pods.append(msgspec.structs.replace(shared(uid, pool=pool), containers=tuple(made)))
+            runnable[built[-1].cgroup] = float(tasks)
+        pods.append(msgspec.structs.replace(shared(uid, pool=pool), containers=tuple(built)))
     pods.append(dedicated("uid4", 4))
     memory = ProvisionState(isolated=tuple(f"default/uid{digit}" for digit in were))
     result = isolate_pods(situation(pods, runnable=runnable), memory, config)

@@ -60,8 +60,8 @@ def test_the_tutorial_on_48_cpus() -> None:
 def test_share_pools_of_katalysts_machine(
     pods: list[Pod], pools: Mapping[str, tuple[int, ...]], expected: Mapping[str, int]
 ) -> None:
-    made = situation(pods, cpus=BIG, reserve=RESERVE, pools=pools)
-    assert cpus_of(provision_cpus(made, FRESH, ADVISOR, CONFIG)[0]) == expected
+    built = situation(pods, cpus=BIG, reserve=RESERVE, pools=pools)
+    assert cpus_of(provision_cpus(built, FRESH, ADVISOR, CONFIG)[0]) == expected
 
 
 EXCLUSIVE = dedicated("db", 36, numa=(0,), exclusive=True)
@@ -81,8 +81,8 @@ POOLS = {"share": tuple(range(25, 31)), "reclaim": (70, 71, 94, 95)}
 def test_a_pod_with_a_numa_node_of_its_own(
     advisor: AdvisorConfig, pods: list[Pod], more: dict[str, frozenset[str]], expected: Mapping[str, int], overlap: int
 ) -> None:
-    made = situation(pods, cpus=BIG, reserve=RESERVE, assigned=ON_NODE_0, pools=POOLS, **more)
-    advice, _ = provision_cpus(made, FRESH, advisor, CONFIG)
+    built = situation(pods, cpus=BIG, reserve=RESERVE, assigned=ON_NODE_0, pools=POOLS, **more)
+    advice, _ = provision_cpus(built, FRESH, advisor, CONFIG)
     assert cpus_of(advice) == {"reserve": 2, ("dedicated-default/db", 0): 47, ("reclaim", 0): 0, **expected}
     assert lent(advice, 0).overlap == {"dedicated-default/db": overlap}
 
@@ -147,8 +147,8 @@ def test_a_squeezed_pool_says_so() -> None:
 
 def test_bound_pods_have_pools_of_their_own() -> None:
     pods = [shared("a", 4), shared("b", 4, numa=(1,)), shared("c", 2, numa=(1,), pool="batch")]
-    made = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 3.0, "c": 2.0})
-    advice, _ = provision_cpus(made, FRESH, ADVISOR, CONFIG)
+    built = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 3.0, "c": 2.0})
+    advice, _ = provision_cpus(built, FRESH, ADVISOR, CONFIG)
     # On node 1 two regions share its half of the reserve, on node 0 one has the other half.
     assert cpus_of(advice) == {
         "share": 4,
@@ -157,14 +157,14 @@ def test_bound_pods_have_pools_of_their_own() -> None:
         ("batch-NUMA1", 1): 4,
         ("reclaim", 1): 15,
     }
-    assert [one.region.numa_nodes for one in advice.regions] == [(0,), (1,), (1,)]
+    assert [item.region.numa_nodes for item in advice.regions] == [(0,), (1,), (1,)]
     assert region(advice, "batch-NUMA1").reason.inputs["reserved_for_allocate_cores"] == 1.0
 
 
 def test_a_dedicated_pod_on_two_nodes_needs_of_each_what_it_has_there() -> None:
     pod = dedicated("d", 16, numa=(0, 1))
-    made = situation([pod], cpus=topology(48, numa=2), usage={"d": 9.6}, assigned={"/d": (*range(12), 24, 25, 26, 27)})
-    advice, _ = provision_cpus(made, ProvisionState(regions={}), ADVISOR, CONFIG)
+    built = situation([pod], cpus=topology(48, numa=2), usage={"d": 9.6}, assigned={"/d": (*range(12), 24, 25, 26, 27)})
+    advice, _ = provision_cpus(built, ProvisionState(regions={}), ADVISOR, CONFIG)
     # 12 use x 12/16 and 4/16, and half of the reserve each
     first, second = region(advice, "dedicated-default/d-NUMA0"), region(advice, "dedicated-default/d-NUMA1")
     assert (first.reason.inputs["estimate_cores"], second.reason.inputs["estimate_cores"]) == (9.0, 3.0)
@@ -175,21 +175,21 @@ def test_a_dedicated_pod_on_two_nodes_needs_of_each_what_it_has_there() -> None:
 
 
 def test_a_dedicated_pod_that_lends_nothing_needs_its_whole_numa_node() -> None:
-    made = situation(
+    built = situation(
         [dedicated("d", 8, numa=(1,))], cpus=topology(48, numa=2), not_reclaimable=frozenset({"default/d"})
     )
-    advice, _ = provision_cpus(made, FRESH, ADVISOR, CONFIG)
-    found = region(advice, "dedicated-default/d-NUMA1")
-    assert found.reason.inputs["estimate_cores"] == 24
-    assert found.reason.rule == "provision_not_reclaimable"
+    advice, _ = provision_cpus(built, FRESH, ADVISOR, CONFIG)
+    result = region(advice, "dedicated-default/d-NUMA1")
+    assert result.reason.inputs["estimate_cores"] == 24
+    assert result.reason.rule == "provision_not_reclaimable"
     assert cpus_of(advice)["dedicated-default/d", 1] == 8
 
 
 def test_a_pool_of_which_nothing_is_lent_keeps_what_its_pods_asked_for() -> None:
     config = ProvisionConfig(disable_reclaim_share_pools=("batch",))
     pods = [shared("a", 4), shared("b", 16, pool="batch"), shared("c", 9, pool="batch", numa=(1,))]
-    made = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
-    advice, _ = provision_cpus(made, FRESH, ADVISOR, config)
+    built = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
+    advice, _ = provision_cpus(built, FRESH, ADVISOR, config)
     assert cpus_of(advice) == {"share": 4, "batch": 16, "reclaim": 4, ("batch-NUMA1", 1): 9, ("reclaim", 1): 15}
 
 
@@ -209,24 +209,24 @@ def test_nobody_says_what_a_region_without_a_policy_needs() -> None:
 
 
 def test_overlap_lends_the_same_cpus() -> None:
-    made = situation([shared("a", 10)], usage={"a": 1.6})
+    built = situation([shared("a", 10)], usage={"a": 1.6})
     advice, _ = provision_cpus(
-        made, ProvisionState(regions={"share": RegionState(requirement=6)}), ADVISOR, ProvisionConfig(overlap=True)
+        built, ProvisionState(regions={"share": RegionState(requirement=6)}), ADVISOR, ProvisionConfig(overlap=True)
     )
     assert cpus_of(advice) == {"share": 48, "reclaim": 0}
     assert lent(advice).overlap == {"share": 42}
     # A fresh start begins with what the pods asked for, and lends two CPUs more every half a minute.
-    advice, memory = provision_cpus(made, FRESH, ADVISOR, ProvisionConfig(overlap=True))
+    advice, memory = provision_cpus(built, FRESH, ADVISOR, ProvisionConfig(overlap=True))
     assert lent(advice).overlap == {"share": 40}
-    later = msgspec.structs.replace(made, now_ns=made.now_ns + 30 * S)
-    assert lent(provision_cpus(made, memory, ADVISOR, ProvisionConfig(overlap=True))[0]).overlap == {"share": 40}
+    later = msgspec.structs.replace(built, now_ns=built.now_ns + 30 * S)
+    assert lent(provision_cpus(built, memory, ADVISOR, ProvisionConfig(overlap=True))[0]).overlap == {"share": 40}
     assert lent(provision_cpus(later, memory, ADVISOR, ProvisionConfig(overlap=True))[0]).overlap == {"share": 42}
 
 
 def test_a_quota_is_given_on_bound_nodes_alone() -> None:
     config = ProvisionConfig(overlap=True, quota=True, share_policies=("dynamic-quota",))
     pods = [shared("a", 4), shared("b", 4, numa=(1,))]
-    made = situation(
+    built = situation(
         pods,
         cpus=topology(48, numa=2),
         usage={"a": 1.0, "b": 1.0},
@@ -234,21 +234,21 @@ def test_a_quota_is_given_on_bound_nodes_alone() -> None:
         pools={"reclaim": tuple(range(20, 28))},
         indicators={name: {"cpu_usage_ratio": 0.4} for name in ("default/a", "default/b")},
     )
-    advice, memory = provision_cpus(made, FRESH, ADVISOR, config)
+    advice, memory = provision_cpus(built, FRESH, ADVISOR, config)
     assert lent(advice).quota_cores is None
     assert lent(advice, 1).quota_cores == pytest.approx(4 * 0.4 + 2.0)
     assert lent(advice, 1).overlap == {"share-NUMA1": 24}
     assert region(advice, "share").policy == "canonical"
     assert "not bound to a NUMA node" in region(advice, "share").reason.text
     # Without measurements the quota stays: it does not become what the requirement would leave.
-    blind = msgspec.structs.replace(made, reclaim_use_cores={})
+    blind = msgspec.structs.replace(built, reclaim_use_cores={})
     assert lent(provision_cpus(blind, memory, ADVISOR, config)[0], 1).quota_cores == pytest.approx(3.6)
 
 
 def test_what_is_bound_to_no_node_is_not_left_without_cpus() -> None:
     pods = [shared("a", 4), shared("b", 4, numa=(0,)), shared("c", 4, numa=(1,))]
-    made = situation(pods, cpus=topology(16, numa=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
-    sizes = cpus_of(provision_cpus(made, FRESH, ADVISOR, CONFIG)[0])
+    built = situation(pods, cpus=topology(16, numa=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
+    sizes = cpus_of(provision_cpus(built, FRESH, ADVISOR, CONFIG)[0])
     assert sizes["share"] == 4
     assert sum(sizes.values()) == 16
 
@@ -264,8 +264,8 @@ def test_what_is_bound_to_no_node_is_not_left_without_cpus() -> None:
 def test_a_dedicated_pod_on_the_only_numa_node_leaves_the_rest_to_the_share_pool(
     advisor: AdvisorConfig, overlap: bool, expected: Mapping[str | tuple[str, int], int]
 ) -> None:
-    made = situation([shared("a", 4), dedicated("d", 8, numa=(0,))], usage={"a": 1.0, "d": 8.0})
-    advice, _ = provision_cpus(made, FRESH, advisor, ProvisionConfig(overlap=overlap))
+    built = situation([shared("a", 4), dedicated("d", 8, numa=(0,))], usage={"a": 1.0, "d": 8.0})
+    advice, _ = provision_cpus(built, FRESH, advisor, ProvisionConfig(overlap=overlap))
     assert cpus_of(advice) == expected
 
 
@@ -274,7 +274,7 @@ def apart(
 ) -> tuple[ProvisionInputs, ProvisionState, ProvisionConfig]:
     config = ProvisionConfig(isolation=IsolationConfig(enabled=True))
     pods = [shared("pod1", 2, more.get("limit", 2)), shared("pod2", 20, 20), shared("pod3", 30, 30)]
-    made = situation(
+    built = situation(
         pods,
         cpus=BIG,
         reserve=RESERVE,
@@ -283,28 +283,28 @@ def apart(
     )
     memory = ProvisionState(regions={"share": RegionState(requirement=84)})
     for _ in range(rounds - 1):
-        _, memory = provision_cpus(made, memory, ADVISOR, config)
-    return made, memory, config
+        _, memory = provision_cpus(built, memory, ADVISOR, config)
+    return built, memory, config
 
 
 def test_a_pod_with_too_many_tasks_gets_cpus_of_its_own_in_the_third_round() -> None:
-    made, memory, config = apart(50.0)
+    built, memory, config = apart(50.0)
     assert memory.isolated == ()
-    advice, memory = provision_cpus(made, memory, ADVISOR, config)
+    advice, memory = provision_cpus(built, memory, ADVISOR, config)
     assert advice.isolated == memory.isolated == ("default/pod1",)
     assert cpus_of(advice) == {"reserve": 2, "isolation-default/pod1": 2, "share": 82, "reclaim": 10}
-    found = region(advice, "isolation-default/pod1")
-    assert (found.region.kind, found.reason.rule) == (RegionKind.ISOLATION, "isolated")
-    assert "50.0 tasks to run, more than 3 for the 2 cores" in found.reason.text
-    assert found.controls == {ControlKnob.ISOLATED_UPPER: 2, ControlKnob.ISOLATED_LOWER: 2}
+    result = region(advice, "isolation-default/pod1")
+    assert (result.region.kind, result.reason.rule) == (RegionKind.ISOLATION, "isolated")
+    assert "50.0 tasks to run, more than 3 for the 2 cores" in result.reason.text
+    assert result.controls == {ControlKnob.ISOLATED_UPPER: 2, ControlKnob.ISOLATED_LOWER: 2}
 
 
 def test_what_does_not_fit_is_not_kept_apart() -> None:
-    made, memory, config = apart(50.0, limit=8.0)
+    built, memory, config = apart(50.0, limit=8.0)
     crowded = msgspec.structs.replace(
-        memory, regions={"share": RegionState(requirement=90, last_ramp_down_ns=made.now_ns - 31 * S)}
+        memory, regions={"share": RegionState(requirement=90, last_ramp_down_ns=built.now_ns - 31 * S)}
     )
-    advice, memory = provision_cpus(made, crowded, ADVISOR, config)
+    advice, memory = provision_cpus(built, crowded, ADVISOR, config)
     assert advice.isolated == memory.isolated == ()
     assert cpus_of(advice) == {"reserve": 2, "share": 88, "reclaim": 6}
     assert "not kept apart, since there is no room" in region(advice, "share").reason.text
@@ -345,12 +345,12 @@ def test_sums_bounds_and_rest(made: ProvisionInputs, enable: bool, overlap: bool
         least = advisor.reclaim_reserve_cores(cpus, len(made.snapshot.topology.numa_nodes))
         reclaimed = [size for size in advice.sizes if size.pool == "reclaim"]
         assert sum(size.cpus + sum(size.overlap.values()) for size in reclaimed) >= least
-    for one in advice.regions:
-        if ControlKnob.REQUIREMENT in one.controls:
-            assert 1 <= one.controls[ControlKnob.REQUIREMENT] <= one.upper_cores + 1
-        assert one.reason.text.startswith(f"{one.region.name}: ")
-        assert set(one.region.containers) == {f"/{key.partition('/')[2]}" for key in one.region.pods}
-    assert sorted({key for one in advice.regions for key in one.region.pods}) == sorted(
+    for item in advice.regions:
+        if ControlKnob.REQUIREMENT in item.controls:
+            assert 1 <= item.controls[ControlKnob.REQUIREMENT] <= item.upper_cores + 1
+        assert item.reason.text.startswith(f"{item.region.name}: ")
+        assert set(item.region.containers) == {f"/{key.partition('/')[2]}" for key in item.region.pods}
+    assert sorted({key for item in advice.regions for key in item.region.pods}) == sorted(
         pod.key for pod in made.snapshot.pods if pod.qos.online
     )
     for _ in range(30):  # growing from what pods asked for takes ten CPUs a round
@@ -372,10 +372,10 @@ def test_nothing_is_advised_of_a_node_whose_cpus_are_not_known() -> None:
 
 def test_a_container_that_is_gone_needs_nothing() -> None:
     pod = shared("a", 8)
-    gone = Pod(
+    removed = Pod(
         uid="g", namespace="default", name="g", qos=QoSLevel.SHARED, containers=(Container(name="g", cgroup="/gone/g"),)
     )
-    made = situation([pod], usage={"a": 8.0})
-    made = msgspec.structs.replace(made, snapshot=msgspec.structs.replace(made.snapshot, pods=(pod, gone)))
-    advice, _ = provision_cpus(made, FRESH, ADVISOR, CONFIG)
+    built = situation([pod], usage={"a": 8.0})
+    built = msgspec.structs.replace(built, snapshot=msgspec.structs.replace(built.snapshot, pods=(pod, removed)))
+    advice, _ = provision_cpus(built, FRESH, ADVISOR, CONFIG)
     assert region(advice, "share").reason.inputs["estimate_cores"] == 10.0

@@ -40,9 +40,9 @@ def used(simulation: Simulation, seconds: float = 10.0) -> dict[str, float]:
     before = simulation.step(seconds)
     change = compute_rates(before, simulation.step(seconds))
     assert change is not None
-    found = {path.rpartition("/")[2]: rate.cpu_cores or 0.0 for path, rate in change.cgroups.items() if path != "/"}
-    assert change.node.busy_cores == pytest.approx(sum(found.values()))
-    return found
+    result = {path.rpartition("/")[2]: rate.cpu_cores or 0.0 for path, rate in change.cgroups.items() if path != "/"}
+    assert change.node.busy_cores == pytest.approx(sum(result.values()))
+    return result
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_waits_for_batch_work_are_blamed_on_it(idle: str, delay_s: float) -> Non
 def test_work_that_had_to_wait_is_done_later_or_given_up() -> None:
     """6 cores' worth on 4 CPUs for 30 s: 2 are short, each second anew. The queue grows to five seconds of the peak, and no
     further: 30 core seconds, done in 7.5 s when nothing else is wanted, in which nobody is short of anything."""
-    made = plan(6.0, 0.0)
-    web = msgspec.structs.replace(made.services[0], load=lambda at_s: float(at_s < 30))
-    simulation = Simulation(msgspec.structs.replace(made, services=(web, made.services[1])))
+    built = plan(6.0, 0.0)
+    web = msgspec.structs.replace(built.services[0], load=lambda at_s: float(at_s < 30))
+    simulation = Simulation(msgspec.structs.replace(built, services=(web, built.services[1])))
     shortage, done = [], []
     for _ in range(9):
         sample = simulation.step(5.0).cgroups["/pods/web"]
@@ -102,10 +102,10 @@ def test_work_that_had_to_wait_is_done_later_or_given_up() -> None:
 )
 def test_nothing_is_made_of_nothing(size: tuple[int, int], kinds: list[str], online: int, policy: str) -> None:
     """No CPU is used twice, counters grow, and nobody has more than asked for."""
-    made = build_node(*size, kinds, online=online, seed=1)
+    built = build_node(*size, kinds, online=online, seed=1)
     config = msgspec.convert({"advisor": {"policy": policy}}, AgentConfig)
     before = None
-    for finished, fact, mark in run_simulation(made, config, seconds=100, interval_s=5):
+    for finished, fact, mark in run_simulation(built, config, seconds=100, interval_s=5):
         snapshot = finished.snapshot
         assert fact.online_cores + fact.batch_cores <= size[0] * (1 + 1e-9)
         assert 0 <= mark.reclaimable_cores <= size[0]
