@@ -138,7 +138,7 @@ def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: M
         if inputs.root.path:
             limits[inputs.root.path] = _root_use_bytes(inputs, config, inputs.root.path) + sum(spares.values())
     except InputMissing as missing:
-        text = f"{missing} is not known: the memory limit of reclaimed pods stays as it is."
+        text = f"Not known: {missing}. The memory limit of reclaimed pods stays as it is."
         reason = Reason(rule="memory_guard_unknown", text=text, inputs={"missing": str(missing)})
         retained = {root: size for root, size in before.items() if root in roots}
         requests = [

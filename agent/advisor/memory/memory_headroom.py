@@ -123,7 +123,7 @@ def compute_memory_headroom(reason_inputs: MemoryInputs, config: MemoryConfig, b
     try:
         headroom = policy(reason_inputs, config)
     except InputMissing as missing:
-        text = f"{missing} is not known: no memory headroom is computed."
+        text = f"Not known: {missing}. No memory headroom is computed."
         return MemoryHeadroom(
             None, {}, Reason(rule="memory_inputs_missing", text=text, inputs={"missing": str(missing)})
         )

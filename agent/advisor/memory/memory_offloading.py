@@ -436,5 +436,5 @@ def _require_known(value: ValueT | None, missing_input: str) -> ValueT:
 
 def _unknown_reason(missing_input: str, paths: list[str]) -> Reason:
     others = f" and {len(paths) - 1} others" if len(paths) > 1 else ""
-    text = f"{missing_input} is not known for {paths[0]}{others}: no memory is offloaded there."
+    text = f"Not known for {paths[0]}{others}: {missing_input}. No memory is offloaded there."
     return Reason(rule="memory_offload_unknown", text=text, inputs={"missing": missing_input, "cgroups": len(paths)})

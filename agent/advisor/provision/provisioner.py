@@ -64,6 +64,7 @@ from api.advice import (
 from api.knobs import Reason
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_count
 from api.rates import Rates
 from api.snapshot import Snapshot
 
@@ -139,7 +140,7 @@ def propose_canonical(inputs: RegionInputs, settings: PolicySettings) -> PolicyA
     return RegionProposal(
         policy="canonical",
         controls={ControlKnob.REQUIREMENT: inputs.need},
-        text=f"{count} container{'' if count == 1 else 's'} {'is' if count == 1 else 'are'} estimated to need "
+        text=f"{format_count(count, 'container')} {'is' if count == 1 else 'are'} estimated to need "
         f"{inputs.need:.2f} cores",
     )
 

@@ -22,11 +22,11 @@ from api.annotations import REQUEST_P99_MS, IndicatorTarget
 from api.knobs import Reason
 from api.measurements import CpuCounters, RunqLatency
 from api.pod import Pod
+from api.quantity import format_count
 from api.rates import delta
 from api.snapshot import RequestLatency
 
 CPU_USAGE_RATIO = "cpu_usage_ratio"
-_NS_PER_S = 1_000_000_000
 _MINUTES_PER_DAY = 24 * 60
 
 
@@ -42,7 +42,7 @@ def adjust_targets(
     same = tuple(signals)
     if config.strategy == "none":
         return same, Reason(rule="inference_off", text="Inference is disabled.")
-    if predictions is None or not 0 <= now_ns - predictions.at_ns <= config.stale_s * _NS_PER_S:
+    if predictions is None or not 0 <= now_ns - predictions.at_ns <= config.stale_s * NS_PER_S:
         text = f"There is no prediction of the last {config.stale_s:g} s: targets are unchanged."
         return same, Reason(rule="inference_stale", text=text, threshold=config.stale_s)
     values = [
@@ -65,7 +65,7 @@ def adjust_targets(
     )
     before = next((signal.target for signal in same if signal.name == CPU_USAGE_RATIO), None)
     after = next((signal.target for signal in moved if signal.name == CPU_USAGE_RATIO), None)
-    text = f"Predictions of {len(values)} containers have a mean of {mean:g}: {why},"
+    text = f"The mean prediction of {format_count(len(values), 'container')} is {mean:g}: {why},"
     text += f" so the target is {after} instead of {before}."
     return moved, Reason(
         rule=config.strategy,

@@ -40,8 +40,8 @@ def test_estimate_of_a_container(
     assert estimate_container_cores(container, state, CONFIG) == pytest.approx(expected)
 
 
-def test_a_load_says_when_its_waits_were_last_known() -> None:
-    """One task runs and two wait; from the 60th second on nobody tells of waits."""
+def test_load_has_the_time_of_its_last_measurement() -> None:
+    """One task runs and two wait; from the 60th second on run-queue latency is not measured."""
     state, busy = PolicyState(), [pod("web", QoSLevel.SHARED, request=2)]
     for second in range(100):
         wait = {"web": waits({2_000_000: second})} if second < 60 else {}
@@ -91,7 +91,7 @@ def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, sha
 
 
 @pytest.mark.parametrize(("cpus", "share"), [(2, 1), (4, 2), (8, 6), (12, 8), (48, 44)])
-def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_it_may_be(cpus: int, share: int) -> None:
+def test_with_smt_no_core_serves_both_pools_even_at_the_maximum_size(cpus: int, share: int) -> None:
     node = topology(cpus, threads=2)
     state, result, before = PolicyState(), PolicyResult(), set[int]()
     for second in range(12):
@@ -108,7 +108,7 @@ def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_i
         assert not cores["share"] & cores["reclaim"]
 
 
-def test_a_pod_that_comes_later_ramps_up_at_its_request() -> None:
+def test_a_later_pod_ramps_up_at_its_request() -> None:
     first, second = pod("a", QoSLevel.SHARED, request=2), pod("b", QoSLevel.SHARED, request=7)
     memory = AdvisorState()
     requirement = {}
@@ -138,7 +138,7 @@ def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
     assert sizes[10:] == [12] * 20, "ceil(8 x 1.25 + 4) is 14, and 12 is all that the reclaim pool leaves"
 
 
-def test_a_listed_container_that_is_gone_needs_nothing_after_half_a_minute() -> None:
+def test_a_listed_container_without_cgroup_needs_nothing_after_half_a_minute() -> None:
     web = pod("web", QoSLevel.SHARED, request=0.5)
     memory, need = AdvisorState(), {}
     for at in range(45):
@@ -150,7 +150,7 @@ def test_a_listed_container_that_is_gone_needs_nothing_after_half_a_minute() -> 
     assert (need[9], need[20], need[38], need[40]) == (2.5, 2.5, 2.5, 0.0)
 
 
-def test_reclaim_switched_off_leaves_reclaimed_pods_the_minimum() -> None:
+def test_disabling_reclaim_leaves_reclaimed_pods_the_minimum() -> None:
     config = AdvisorConfig(policy="canonical", enable_reclaim=False)
     advice, _ = advise_cpu(snapshot(0, [], cpus=48), config, AdvisorState(), 0)
     assert advice is not None
@@ -165,7 +165,7 @@ def test_policy_none_advises_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
-def test_a_tree_that_stays_unreadable_forgets_no_demand_and_promises_no_more(policy: str) -> None:
+def test_an_unreadable_tree_keeps_demand_and_stops_growth(policy: str) -> None:
     """48 CPUs, 16 in use: 20 are needed and 4 kept for bursts. From 20 s on nothing can be read, and a pod comes."""
     config = msgspec.convert({"policy": policy, "headroom": {"policy": "estimate"}}, AdvisorConfig)
     web, new = pod("web", QoSLevel.SHARED, request=16), pod("new", QoSLevel.SHARED, request=3)

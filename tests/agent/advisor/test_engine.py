@@ -81,14 +81,14 @@ def without_first(pod: Pod) -> Pod:
 def check(
     current: Snapshot, result: PolicyResult, decisions: Sequence[Decision], config: AgentConfig, *, first: bool
 ) -> None:
-    """Nothing beyond the node, nobody without CPUs, pools apart where they are to be, each knob said once and sensibly."""
+    """Nothing exceeds the node, every pod has CPUs, pools are separate where required, and each knob has one valid value."""
     advice, placement, cpus = result.advice, result.placement, set(current.topology.ids)
     assert advice is not None
     assert placement is not None
     assert 0 <= advice.reclaimable_cores <= len(cpus)
     pools = {pool.name: set(pool.cpus) for pool in advice.pools}
     assert set().union(*pools.values()) <= cpus
-    # In the first round nobody knows yet whom QRM binds to which NUMA node, and a pool of such pods has no size of its own.
+    # In the first cycle QRM has not bound any pod to a NUMA node yet, and a pool of such pods has no size of its own.
     if config.advisor.policy == "canonical" and not config.advisor.provision.overlap and not first:
         retained = [name for name in pools if name == "reclaim" or name.startswith(("share", "isolation"))]
         for name in retained:
@@ -112,7 +112,7 @@ def check(
     some_pods(), machines(), configs(), st.lists(st.sampled_from([0.0, 0.3, 1.0, 4.0, 50.0]), min_size=12, max_size=12)
 )
 @MANY
-def test_whatever_runs_on_whatever_machine(
+def test_invariants_on_any_machine_with_any_pods(
     pods: tuple[Pod, ...], topology: Topology, config: AgentConfig, use: list[float]
 ) -> None:
     cores = {pod.name: used for pod, used in zip(pods, use, strict=False)}
@@ -121,7 +121,7 @@ def test_whatever_runs_on_whatever_machine(
         check(current, policy_result, decisions, config, first=number == 0)
     advice = result[-1][1].advice
     assert advice is not None
-    # Share pools come down step by step, and whoever was refused CPUs of his own is in one.
+    # Share pools shrink in steps, and a pod without CPUs of its own is in one of them.
     shared = any(pod.qos is QoSLevel.SHARED or pod.key in advice.rejected for pod in pods if pod.qos.online)
     if config.advisor.policy == "canonical" and not shared:
         values = [{(d.cgroup, d.knob): d.value for d in decisions} for _, _, decisions in result[-2:]]
@@ -134,19 +134,17 @@ def test_whatever_runs_on_whatever_machine(
     st.lists(st.frozensets(st.sampled_from([f"p{number}" for number in range(12)])), min_size=ROUNDS, max_size=ROUNDS),
 )  # fmt: skip
 @MANY
-def test_whichever_containers_are_between_two_lives(
+def test_invariants_with_any_restarting_containers(
     pods: tuple[Pod, ...], topology: Topology, config: AgentConfig, down: list[frozenset[str]]
 ) -> None:
     for current, policy_result, decisions in (
         result := rounds(pods, topology, config, {pod.name: 1.0 for pod in pods}, down)
     ):
         check(current, policy_result, decisions, config, first=current is result[0][0])
-        assert {decision.cgroup for decision in decisions} <= managed_cgroups(current.pods), (
-            "of nobody who is not there"
-        )
+        assert {decision.cgroup for decision in decisions} <= managed_cgroups(current.pods), "only existing cgroups"
 
 
-def test_cpus_that_a_pod_keeps_while_it_is_down_are_nobody_elses_in_the_advice_too() -> None:
+def test_cpus_of_a_restarting_pod_stay_reserved_in_the_advice() -> None:
     config = msgspec.convert({"advisor": {"policy": "canonical", "minShareCores": 1}}, AgentConfig)
     pods = (dedicated("db", 9.0), builders.pod("web", cores=2.0), reclaimed("batch"))
     down = [frozenset({"db"} if number in (2, 3, 5) else ()) for number in range(ROUNDS)]

@@ -1,4 +1,4 @@
-"""Which CPUs whole rounds leave to whom: those that are somebody's alone, and those that no pod may have."""
+"""CPUs that whole cycles assign: exclusive ones, and those that no pod may have."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CANONICAL = "advisor: {policy: canonical}"
 DB, BATCH, WEB = pod("db", QoSLevel.DEDICATED, request=2.0), pod("b", QoSLevel.RECLAIMED), pod("web", QoSLevel.SHARED)
 
 
-def test_suppressed_pods_get_no_cpus_that_are_for_others_alone() -> None:
+def test_suppressed_pods_get_no_exclusive_cpus() -> None:
     """8 x 65 % without load is 6 CPUs; 0 and 1 serve interrupts, 2 is the system's, and two are db's by its own cpuset."""
     config = settings(
         "advisor: {policy: none}\n"
@@ -62,8 +62,8 @@ def test_suppressed_pods_get_no_cpus_that_are_for_others_alone() -> None:
     assert result == {"/b": "5-7"}
 
 
-def test_a_dedicated_pod_that_was_refused_its_own_cpus_is_provided_for_where_it_runs() -> None:
-    """Without numa_binding it runs with the shared pods: CPUs that nobody runs on would be set aside for it otherwise."""
+def test_a_dedicated_pod_without_its_own_cpus_counts_in_the_pool_where_it_runs() -> None:
+    """Without numa_binding it runs with the shared pods; otherwise unused CPUs would be reserved for it."""
     state, config = PolicyState(), settings(CANONICAL)
     for second in range(4):
         current = snapshot(
@@ -82,7 +82,7 @@ def test_a_dedicated_pod_that_was_refused_its_own_cpus_is_provided_for_where_it_
     assert result.placement.cpus["/db"] == pools["share"]
 
 
-def test_pods_on_the_cpus_of_one_that_owns_them_all_keep_off_those_that_it_lends() -> None:
+def test_pods_on_the_cpus_of_an_exclusive_pod_avoid_its_reclaimable_ones() -> None:
     """One NUMA node of 20 CPUs is the first pod's alone; the second has nowhere else, and a quarter is reclaimed pods'. Where
     priority keeps them apart, none of it is taken from online pods."""
     enhancements = Enhancements(numa_binding=True, numa_exclusive=True)
@@ -133,9 +133,7 @@ ROOT = "/offline"
         ("/offline-0/other", 3, True),  # another root
     ],
 )
-def test_a_reclaim_root_yields_as_a_whole_if_nobody_else_is_in_it(
-    neighbour: str, threads: int | None, idle: bool
-) -> None:
+def test_a_reclaim_root_with_only_reclaimed_pods_is_idle(neighbour: str, threads: int | None, idle: bool) -> None:
     batch = msgspec.structs.replace(BATCH, containers=(Container(name="b", cgroup=f"{ROOT}/b/c"),))
     current = snapshot(0, [batch, WEB])
     paths = {
@@ -159,7 +157,7 @@ def test_a_reclaim_root_yields_as_a_whole_if_nobody_else_is_in_it(
 @pytest.mark.parametrize(
     "root", ["/kubepods/besteffort", "/kubepods.slice/kubepods-besteffort.slice", "/k-kubepods.slice"]
 )
-def test_what_the_kubelet_writes_shares_to_is_never_idle(root: str) -> None:
+def test_cgroups_whose_shares_the_kubelet_writes_are_never_idle(root: str) -> None:
     """The kernel would refuse them, and a kubelet that is refused does not start."""
     batch = msgspec.structs.replace(BATCH, containers=(Container(name="b", cgroup=f"{root}/b/c"),))
     current = snapshot(0, [batch, WEB])
@@ -175,8 +173,8 @@ def test_what_the_kubelet_writes_shares_to_is_never_idle(root: str) -> None:
     assert result == {f"{root}/b/c": Knob.IDLE}
 
 
-def test_a_refused_pod_is_not_kept_apart_where_it_is_not() -> None:
-    """db has nine tasks to run on its one core, which keeps others apart; it runs with all of them in any case."""
+def test_a_refused_pod_is_not_isolated() -> None:
+    """Pod db has nine runnable tasks on its one core, which would isolate other pods; it shares CPUs in any case."""
     config, state = (
         settings("advisor: {policy: canonical, provision: {isolation: {enabled: true, lockInRounds: 1}}}"),
         PolicyState(),
@@ -223,7 +221,7 @@ def node_below(second: int, kubepods: str | None, cpus: int = 48) -> Snapshot:
     return confined(msgspec.structs.replace(current, cgroups={**current.cgroups, **cgroups}), {"/kubepods": kubepods})
 
 
-def told(kubepods: Iterable[str | None], text: str) -> list[tuple[Snapshot, PolicyResult]]:
+def run_cycles(kubepods: Iterable[str | None], text: str) -> list[tuple[Snapshot, PolicyResult]]:
     config, state, result = settings(text), PolicyState(), []
     for second, cpus in enumerate(kubepods):
         current = node_below(second, cpus)
@@ -233,8 +231,8 @@ def told(kubepods: Iterable[str | None], text: str) -> list[tuple[Snapshot, Poli
 
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
-def test_cpus_that_no_pod_may_have_are_nobodys(policy: str) -> None:
-    for current, policy_result in told(["0-23"] * 3, f"advisor: {{policy: {policy}}}"):
+def test_cpus_outside_of_the_allowed_set_are_not_assigned(policy: str) -> None:
+    for current, policy_result in run_cycles(["0-23"] * 3, f"advisor: {{policy: {policy}}}"):
         assert policy_result.advice is not None
         assert policy_result.advice.headroom is not None
         pools = {pool.name: set(pool.cpus) for pool in policy_result.advice.pools}
@@ -251,11 +249,11 @@ def test_cpus_that_no_pod_may_have_are_nobodys(policy: str) -> None:
                 POD_PATHS[1]: pools["share"], POD_PATHS[2]: pools["reclaim"],
             }  # fmt: skip
         else:
-            assert result == {}, "who may use all that there is has no list of its own"
+            assert result == {}, "a pod that may use all CPUs has no list of its own"
 
 
-def test_a_ceiling_that_comes_down_while_the_agent_runs_takes_everybody_with_it_and_lets_them_up_again() -> None:
-    rounds = told(["0-47", "0-47", "4-11", "4-11", "0-47"], CANONICAL)
+def test_a_change_of_the_allowed_cpus_is_followed_in_both_directions() -> None:
+    rounds = run_cycles(["0-47", "0-47", "4-11", "4-11", "0-47"], CANONICAL)
     sizes = []
     for _, result in rounds:
         assert result.advice is not None
@@ -266,9 +264,9 @@ def test_a_ceiling_that_comes_down_while_the_agent_runs_takes_everybody_with_it_
 
 
 @pytest.mark.parametrize("missing", [None, ""])
-def test_a_ceiling_that_cannot_be_read_is_not_zero_cpus_and_stays_as_it_was(missing: str | None) -> None:
+def test_unreadable_allowed_cpus_stay_as_they_were(missing: str | None) -> None:
     sizes = []
-    for _, result in told([missing, "0-23", missing, missing], CANONICAL):
+    for _, result in run_cycles([missing, "0-23", missing, missing], CANONICAL):
         assert result.advice is not None
         sizes.append(sum(len(pool.cpus) for pool in result.advice.pools))
     assert sizes == [48, 24, 24, 24]
@@ -286,7 +284,7 @@ def test_a_ceiling_that_cannot_be_read_is_not_zero_cpus_and_stays_as_it_was(miss
         ({"/kubepods": "x"}, None, None),
     ],
 )
-def test_whose_cpus_are_above_all_pods(
+def test_source_of_the_allowed_cpus(
     lists: Mapping[str, str | None], before: tuple[str, str] | None, expected: tuple[str, str] | None
 ) -> None:
     current = confined(node_below(0, None), lists)
@@ -295,7 +293,7 @@ def test_whose_cpus_are_above_all_pods(
     assert (None if result is None else (result.cgroup, format_cpu_list(result.cpus))) == expected
 
 
-def test_one_pod_below_another_group_that_is_not_read_has_the_next_one_s() -> None:
+def test_an_unreadable_parent_is_skipped_for_the_next_one() -> None:
     current = node_below(0, "0-5")
     alone = msgspec.structs.replace(current, pods=current.pods[:1])
     assert allowed_cpus_of(alone, None) == AllowedCpus(cgroup="/kubepods", cpus=tuple(range(6)))

@@ -82,7 +82,7 @@ def share_sizes(result: Sequence[PolicyResult]) -> list[int]:
 # --- a pod's own latency
 
 
-def test_a_pod_that_answers_too_slowly_widens_its_pool_under_rama() -> None:
+def test_slow_requests_grow_the_pool_under_rama() -> None:
     web = profiled("web", targets={"request_p99_ms": {"upper": 20}})
     result = story([web], settings(RAMA), range(60), slow=1.0)
     # All requests within (20, 50] ms: the 99th percentile by Prometheus' rule is 20 + 30 x 0.99 = 49.7 ms.
@@ -100,17 +100,17 @@ def test_a_pod_that_answers_too_slowly_widens_its_pool_under_rama() -> None:
 @pytest.mark.parametrize(
     ("web", "slow", "why"),
     [
-        (profiled("web", targets={"request_p99_ms": {"upper": 20}}), None, "nobody publishes a latency"),
-        (profiled("web"), 1.0, "nobody has a target"),
+        (profiled("web", targets={"request_p99_ms": {"upper": 20}}), None, "no pod publishes a latency"),
+        (profiled("web"), 1.0, "no pod has a target"),
         (profiled("web", targets={"request_p99_ms": {"upper": 49}}), 1.0, "within 5 % of the target"),
         (profiled("web", targets={"request_p99_ms": {"upper": 20}}), 0.001, "one request of a thousand is slow"),
     ],
 )
-def test_a_pool_stays_as_small_as_its_need_where(web: Pod, slow: float | None, why: str) -> None:
+def test_a_pool_stays_at_its_need(web: Pod, slow: float | None, why: str) -> None:
     assert set(share_sizes(story([web], settings(RAMA), range(40), slow=slow))) == {4}, why
 
 
-def test_the_pod_that_is_furthest_above_its_target_speaks_for_its_pool() -> None:
+def test_the_pod_furthest_above_its_target_decides_for_its_pool() -> None:
     pods = [
         profiled("web", targets={"request_p99_ms": {"upper": 40}}),
         profiled("api", targets={"request_p99_ms": {"lower": 4}}),
@@ -129,7 +129,7 @@ def test_the_pod_that_is_furthest_above_its_target_speaks_for_its_pool() -> None
     )
 
 
-def test_a_latency_that_is_not_known_any_more_takes_nothing_back_and_gives_nothing() -> None:
+def test_a_missing_request_latency_holds_the_pool() -> None:
     web = profiled("web", targets={"request_p99_ms": {"upper": 40}})
     config, state, sizes = settings(RAMA), PolicyState(), []
     for second in range(80):
@@ -143,7 +143,7 @@ def test_a_latency_that_is_not_known_any_more_takes_nothing_back_and_gives_nothi
 
 
 def test_a_pool_does_not_shrink_because_one_of_its_indicators_vanished() -> None:
-    """Waits of 900 us against 460, at 30 % use: the pool grows. From 60 s on nobody tells how long the waits are."""
+    """Waits of 900 us against 460, at 30 % use: the pool grows. From 60 s on run-queue latency is not measured."""
     state, result = PolicyState(), []
     for second in range(200):
         current = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=48, usage_s={"web": 14.0 * second})
@@ -162,7 +162,7 @@ def test_a_pool_does_not_shrink_because_one_of_its_indicators_vanished() -> None
     assert result[-1].advice is not None
     region = result[-1].advice.cpu.regions[0]
     assert [signal.name for signal in region.signals] == ["cpu_usage_ratio"]
-    assert "cpu_sched_wait is not known any more, so it stays at 44.00" in region.reason.text
+    assert "cpu_sched_wait has no value any more, so it stays at 44.00" in region.reason.text
 
 
 # --- quotas
@@ -191,7 +191,7 @@ def bound_to(built: Pod, numa: int) -> Pod:
     return msgspec.structs.replace(built, enhancements=Enhancements(numa_binding=True), bound_numa=(numa,))
 
 
-def test_the_quota_of_a_numa_node_is_a_limit_of_the_pods_that_run_there() -> None:
+def test_the_quota_of_a_numa_node_limits_its_pods() -> None:
     """The database has 8 CPUs of NUMA node 1; on 23 of the 24 there reclaimed pods may use 23 x (0.55 - 0.45) + 0.5 cores."""
     db = bound_to(pod("db", QoSLevel.DEDICATED, request=8), 1)
     near = [bound_to(pod(name, QoSLevel.RECLAIMED, request=cores), 1) for name, cores in (("n", 3), ("m", 1))]
@@ -214,12 +214,12 @@ def test_the_quota_of_a_numa_node_is_a_limit_of_the_pods_that_run_there() -> Non
         "Reclaimed pods may use 2.80 cores of NUMA node 1 together, and this one 2.10 by its claim."
     )
     assert "x (0.55 - 0.45) + 0.50" in why.text
-    # Who is bound to no node cannot be held to a part of this one: it stays off, and has the CPUs of the other.
+    # An unbound pod cannot be limited to a part of this node: it has only the CPUs of the other node.
     assert decided["/b", Knob.CPUSET].value == "0-23"
     assert advice.reclaimable_cores == pytest.approx(24 + 2.8)
 
 
-def test_a_quota_holds_all_reclaimed_pods_of_a_node_that_has_no_other() -> None:
+def test_a_quota_limits_all_reclaimed_pods_of_a_node() -> None:
     web, batch = bound_to(pod("web", QoSLevel.SHARED, request=4), 0), pod("b", QoSLevel.RECLAIMED)
     state, config, nodes = PolicyState(), settings(QUOTA), topology(16)
     for second in range(5):
@@ -235,9 +235,7 @@ def test_a_quota_holds_all_reclaimed_pods_of_a_node_that_has_no_other() -> None:
     ("bound", "places"),
     [((), [-1]), ((1,), [-1, 1]), ((0, 1), [0, 1])],
 )
-def test_under_latency_the_quotas_of_all_places_together_are_what_is_lent(
-    bound: tuple[int, ...], places: list[int]
-) -> None:
+def test_under_latency_all_quotas_add_up_to_reclaimable_cpu(bound: tuple[int, ...], places: list[int]) -> None:
     web = [bound_to(pod(f"web{numa}", QoSLevel.SHARED, request=4), numa) for numa in bound]
     pods, nodes = [*web, pod("free", QoSLevel.SHARED), pod("b", QoSLevel.RECLAIMED)], topology(48, numa=2)
     state = PolicyState(advisor=AdvisorState(reclaimable_cores=41.75))
@@ -281,14 +279,14 @@ def test_a_latency_target_moves_the_target_of_utilisation(
     assert result.advice is not None
     region = result.advice.cpu.regions[0]
     assert IndicatorState(name="cpu_usage_ratio", current=0.5, target=target) in region.signals
-    assert f"so the target is {target}, not 0.8" in region.reason.text
+    assert f"so the target is {target} instead of 0.8" in region.reason.text
     assert region.reason.inputs["offset"] == offset
 
 
 # --- service profiles
 
 
-def test_nothing_is_lent_of_a_pod_whose_profile_says_so() -> None:
+def test_a_profile_can_make_a_pod_unreclaimable() -> None:
     exclusive = Enhancements(numa_binding=True, numa_exclusive=True)
     apart = msgspec.structs.replace(
         profiled("db", QoSLevel.DEDICATED, 8.0, disableReclaimLevel="Pod"), enhancements=exclusive, bound_numa=(0,)
@@ -313,10 +311,10 @@ def test_nothing_is_lent_of_a_pod_whose_profile_says_so() -> None:
     assert keeps.headroom is not None
     assert reclaimable.headroom.cores_by_numa[0] > 2
     assert keeps.headroom.cores_by_numa[0] == 0.0
-    assert "reclaim is off for default/db at level Pod" in keeps.headroom.reason.text
+    assert "reclaim is disabled for default/db at level Pod" in keeps.headroom.reason.text
 
 
-def test_a_profile_that_cannot_be_read_lends_nothing_and_says_so() -> None:
+def test_an_unreadable_profile_makes_its_pod_unreclaimable_with_a_problem() -> None:
     profile, (problem,) = parse_service_profile({"dioptase.io/service-profile": '{"targets": {"cpi": {"upper": 0}}}'})
     assert profile == ServiceProfile(disable_reclaim_level="Pod")
     assert "$.targets[...].upper" in problem
@@ -326,7 +324,7 @@ def test_a_profile_that_cannot_be_read_lends_nothing_and_says_so() -> None:
     assert result == (ServiceProfile(targets={"cpi": IndicatorTarget(upper=1.2)}, disable_reclaim_level="Socket"), ())
 
 
-def test_a_profile_goes_before_the_settings_of_offloading() -> None:
+def test_a_profile_takes_precedence_over_offloading_settings() -> None:
     config = settings("memory: {offloading: {default: {enable: false}}}")
     willing = profiled("web", memoryOffloading={"enable": True, "policy": "psi", "psiMaxProbe": 0.02})
     for each, count in ((willing, 1), (pod("web", QoSLevel.SHARED), 0)):
@@ -389,7 +387,7 @@ def powered(config: AgentConfig, rounds: Sequence[tuple[float, float]], pods: Se
     return result
 
 
-def test_an_alert_at_once_caps_power_and_the_answer_stands_until_the_next() -> None:
+def test_an_urgent_alert_caps_power_until_the_next_answer() -> None:
     config = settings(POWER.replace("LEVEL", "s0"))
     result = powered(config, [(1, 100), (2, 100), (3, 100), (10, 100), (12, 85)], [pod("web", QoSLevel.SHARED)])
     power = [item.node.power for item in result if item.node is not None]
@@ -413,7 +411,7 @@ def test_a_slower_alert_evicts_so_many_reclaimed_pods() -> None:
     assert (power.kind, power.percent, power.count) == (PowerActionKind.EVICT, 14, 2)
 
 
-def test_pods_leave_for_power_by_the_eviction_manager_each_answer_once() -> None:
+def test_the_eviction_manager_evicts_once_per_power_answer() -> None:
     config = settings(
         POWER.replace("LEVEL", "p0") + "\neviction: {plugins: [node_power_pressure], burst: 1, intervalS: 0.5}"
     )
@@ -434,11 +432,11 @@ def test_pods_leave_for_power_by_the_eviction_manager_each_answer_once() -> None
         assert all("host under power pressure: The node draws 160 W" in v.reason.text for v in result.victims)
         assert all(victim.forced for victim in result.victims)
     # Half of five pods are three: the two of least priority, and of the others the one with the larger request; one a round,
-    # of each priority the larger request first, and nobody else until the next answer, nine seconds later.
+    # of each priority the larger request first, and no further pod until the next answer, nine seconds later.
     assert requests == ["default/b1", "default/b0", "default/b3"]
     assert state.node is not None
-    assert state.node.answered is not None
-    assert (state.node.answered.count, state.node.answered.at_ns) == (3, 1702 * S)
+    assert state.node.last_action is not None
+    assert (state.node.last_action.count, state.node.last_action.at_ns) == (3, 1702 * S)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +452,7 @@ def test_pods_leave_for_power_by_the_eviction_manager_each_answer_once() -> None
         (16.0, 30, {"cpu": "3", "memory": "3"}, (1.0, 1.0)),
     ],
 )
-def test_a_node_says_how_far_it_may_be_overcommitted(
+def test_overcommit_ratios_of_a_node(
     cpu: float, memory: int, bounds: dict[str, str], ratios: tuple[float, float]
 ) -> None:
     text = {f"katalyst.kubewharf.io/{name}_overcommit_ratio": value for name, value in bounds.items()}
@@ -479,14 +477,14 @@ def test_a_node_says_how_far_it_may_be_overcommitted(
     assert len({id(each) for each in result[1:]}) == 2  # looked at every ten seconds
 
 
-def test_what_is_off_says_nothing_and_remembers_nothing() -> None:
+def test_disabled_advice_has_no_result_and_no_state() -> None:
     current = snapshot(1, [pod("web", QoSLevel.SHARED)])
     result, state = evaluate_policy(current, AgentConfig(), PolicyState(), current.taken_at_ns)
     assert result.node is None
     assert state.node is None
 
 
-def test_an_alert_that_cannot_hold_is_refused_at_the_start() -> None:
+def test_an_invalid_alert_is_rejected_at_the_start() -> None:
     with pytest.raises(
         ConfigError, match=r"test.yaml: node.annotations: annotation power-budget: 'much' is not a number"
     ):
@@ -494,7 +492,7 @@ def test_an_alert_that_cannot_hold_is_refused_at_the_start() -> None:
     assert settings(POWER.replace("enable: true", "enable: false").replace('"80"', "much")).power.enable is False
 
 
-def test_network_bandwidth_is_accounted_for_and_who_finds_none_is_rejected_with_the_numbers() -> None:
+def test_network_bandwidth_is_allocated_and_a_pod_without_any_is_rejected_with_the_numbers() -> None:
     def asking(name: str, mbit: int, qos: QoSLevel = QoSLevel.SHARED) -> Pod:
         built = pod(name, qos)
         container = msgspec.structs.replace(built.containers[0], net_bandwidth_mbit=mbit)

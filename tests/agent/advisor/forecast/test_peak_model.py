@@ -23,7 +23,7 @@ from agent.advisor.forecast.peak_model import (
     weighted_quantile,
 )
 
-ONE = dict(zip(FEATURE_NAMES, range(len(FEATURE_NAMES)), strict=True))
+FEATURE_INDEX = dict(zip(FEATURE_NAMES, range(len(FEATURE_NAMES)), strict=True))
 
 
 def named(peaks: list[float | None]) -> dict[str, float]:
@@ -32,7 +32,7 @@ def named(peaks: list[float | None]) -> dict[str, float]:
     return dict(zip(FEATURE_NAMES, result.values, strict=True))
 
 
-def test_what_a_forecast_looks_at_after_two_days() -> None:
+def test_features_after_two_days() -> None:
     peaks: list[float | None] = [1.0] * (2 * DAY_BUCKETS)
     now = len(peaks) - 1
     peaks[now] = 2.0  # the newest bucket
@@ -54,13 +54,13 @@ def test_what_a_forecast_looks_at_after_two_days() -> None:
     }
 
 
-def test_days_are_averaged_and_the_present_hour_stands_for_days_that_are_not_there() -> None:
+def test_days_are_averaged_and_the_last_hour_replaces_missing_days() -> None:
     peaks: list[float | None] = [*([4.0] * DAY_BUCKETS), *([2.0] * DAY_BUCKETS), 1.0]
     assert named(peaks)["next_hour_of_days"] == 3.0  # 2 yesterday, 4 the day before
     young = build_features([1.0, 2.0, 1.0])
     assert young is not None
     assert not young.season
-    assert young.values[ONE["next_hour_yesterday"] :] == (2.0, 2.0, 2.0)
+    assert young.values[FEATURE_INDEX["next_hour_yesterday"] :] == (2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_days_are_averaged_and_the_present_hour_stands_for_days_that_are_not_the
         ([1.0] + [None] * 10 + [1.0], False),  # two buckets of the hour
     ],
 )
-def test_with_too_little_of_the_last_hour_nothing_is_foretold(peaks: list[float | None], state: bool) -> None:
+def test_too_few_samples_in_the_last_hour_give_no_forecast(peaks: list[float | None], state: bool) -> None:
     assert (build_features(peaks) is not None) is state
 
 
@@ -143,18 +143,20 @@ def test_each_miss_raises_the_quantile_and_each_hit_lowers_it_by_its_share() -> 
     assert margin.quantile == pytest.approx(0.94 + 0.0005 * (0.94 - 0.06))
 
 
-@pytest.mark.parametrize(("request", "lowest"), [(0.055, 0.85), (0.1, 0.85), (0.15, 0.775), (0.2, 0.7)])
-def test_hits_lower_the_quantile_as_far_as_the_wanted_misses_ask_for(request: float, lowest: float) -> None:
+@pytest.mark.parametrize(("miss_ratio", "lowest"), [(0.055, 0.85), (0.1, 0.85), (0.15, 0.775), (0.2, 0.7)])
+def test_hits_lower_the_quantile_to_the_bound_of_the_miss_ratio(miss_ratio: float, lowest: float) -> None:
     margin = ConformalMargin(quantile=lowest + 0.00001)
     for _ in range(3):
-        margin = peak_model.update_margin(margin, 0.0, missed=False, miss_ratio=request)
+        margin = peak_model.update_margin(margin, 0.0, missed=False, miss_ratio=miss_ratio)
     assert margin.quantile == pytest.approx(lowest)
 
 
 @given(st.lists(st.tuples(st.floats(-1e12, 1e12), st.sampled_from([True, False, None])), max_size=60))
-def test_the_margin_is_one_of_the_errors_and_the_quantile_within_bounds(seen: list[tuple[float, bool | None]]) -> None:
+def test_the_margin_is_one_of_the_errors_and_the_quantile_within_bounds(
+    history: list[tuple[float, bool | None]],
+) -> None:
     margin = ConformalMargin()
-    for residual, missed in seen:
+    for residual, missed in history:
         margin = peak_model.update_margin(margin, residual, missed, 0.055)
         assert margin.quantile is not None
         assert MIN_QUANTILE <= margin.quantile <= MAX_QUANTILE
@@ -173,7 +175,7 @@ def test_accuracy_counts_misses_their_size_and_bias() -> None:
     assert peak_model.forecast_bias(result) == -0.5
 
 
-def test_accuracy_knows_nothing_before_the_first_forecast_and_forgets_after_a_day() -> None:
+def test_accuracy_is_unknown_before_the_first_forecast_and_covers_one_day() -> None:
     assert peak_model.recent_miss_ratio(ForecastAccuracy()) is None
     assert peak_model.mean_shortfall(ForecastAccuracy()) is None
     assert peak_model.max_shortfall(ForecastAccuracy()) is None

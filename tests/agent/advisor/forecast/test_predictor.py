@@ -1,4 +1,4 @@
-"""The peak predictor over days: cold start, calm, shifts, gaps, clocks; and what may be promised on its account."""
+"""The peak predictor over days: cold start, steady use, level shifts, gaps, clock jumps; and headroom by forecast."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_first_error_is_known_an_hour_after_the_first_quarter(closed: int, e
     assert len(state.margin.residuals) == errors
 
 
-def test_steady_use_is_foretold_to_the_point() -> None:
+def test_steady_use_is_predicted_exactly() -> None:
     forecast = predict_peak(STEADY, 2 * DAY)
     assert forecast.peak == pytest.approx(10.0, rel=0.001)
     assert forecast.season
@@ -81,7 +81,7 @@ def test_a_spike_within_a_bucket_of_many_samples_counts_at_once() -> None:
     assert predict_peak(observe_use(state, 3 * HOUR + S, 25.0), 3 * HOUR + S).peak >= 25.0  # type: ignore[operator]
 
 
-def test_one_low_sample_at_the_begin_of_a_bucket_is_not_taken_for_its_peak() -> None:
+def test_one_low_sample_at_the_start_of_a_bucket_is_not_its_peak() -> None:
     state = fed(PeakPredictor(), 0, 30 * HOUR, 10.0, MINUTE)
     rng = Random(2)
     for now_ns in range(30 * HOUR, 40 * HOUR, MINUTE):
@@ -120,7 +120,7 @@ def test_old_samples_are_not_trusted_nor_those_from_the_future(now_ns: int, rule
     assert forecast.trusted is (rule == "calibrated")
 
 
-def test_a_stale_forecast_is_the_highest_peak_remembered() -> None:
+def test_a_stale_forecast_is_the_highest_peak_of_the_history() -> None:
     state = fed(observe_use(fed(PeakPredictor(), 0, DAY, 10.0), DAY, 40.0), DAY + 5 * MINUTE, 2 * DAY, 10.0)
     assert predict_peak(state, 2 * DAY + HOUR).peak >= 40.0  # type: ignore[operator]
 
@@ -144,7 +144,7 @@ def test_clock_jumps(jump_ns: int, peaks: int) -> None:
 
 
 @pytest.mark.parametrize("used", [None, math.nan, math.inf, -1.0])
-def test_what_is_no_measurement_changes_nothing(used: float | None) -> None:
+def test_an_invalid_sample_changes_nothing(used: float | None) -> None:
     assert observe_use(STEADY, 2 * DAY, used) is STEADY
 
 
@@ -158,7 +158,7 @@ def wave(now_ns: int, rng: Random) -> float:
     return 30 + 15 * math.sin(2 * math.pi * now_ns / DAY) + rng.gauss(0, 2)
 
 
-def test_on_a_noisy_day_the_share_of_misses_is_the_one_asked_for() -> None:
+def test_the_miss_ratio_of_a_noisy_day_is_the_configured_one() -> None:
     """Five days of a sine with noise; a looser wish lends more and misses more."""
     result = {}
     for request in (0.02, 0.1, 0.2):
@@ -188,7 +188,7 @@ def test_state_is_bounded_and_survives_json() -> None:
         max_size=60,
     )
 )
-def test_whatever_is_fed_a_forecast_is_at_least_the_present_and_can_be_written(
+def test_a_forecast_of_any_input_is_at_least_the_current_use_and_serializable(
     steps: list[tuple[int, float | None]],
 ) -> None:
     state, now_ns = PeakPredictor(), 40 * DAY
@@ -202,10 +202,10 @@ def test_whatever_is_fed_a_forecast_is_at_least_the_present_and_can_be_written(
             assert forecast.peak >= state.open_peak
 
 
-def foretold(
+def peak_forecast(
     peak: float | None, *, trusted: bool, used: float | None = None, resource: ForecastResource = ForecastResource.CPU
 ) -> Forecast:
-    forecast = PeakForecast(peak=peak, trusted=trusted, reason=Reason(rule="calibrated", text="So it is."))
+    forecast = PeakForecast(peak=peak, trusted=trusted, reason=Reason(rule="calibrated", text="The peak is predicted."))
     return Forecast(resource=resource, used=used, forecast=forecast, target_miss_ratio=0.05)
 
 
@@ -214,7 +214,7 @@ def foretold(
     [
         (40.0, True, 10.0, None, 20.0, "forecast"),  # 64 - 4 - 40: more than Katalyst's
         (40.0, True, None, None, 20.0, "forecast"),
-        (40.0, True, 50.0, 45.0, 15.0, "forecast"),  # more is used already than was foretold
+        (40.0, True, 50.0, 45.0, 15.0, "forecast"),  # current use exceeds the forecast
         (70.0, True, 10.0, None, 0.0, "forecast"),  # more than the node
         (40.0, False, 10.0, None, 10.0, "forecast_below_canonical"),
         (55.0, False, 10.0, None, 5.0, "forecast_below_canonical"),
@@ -224,10 +224,10 @@ def foretold(
         (None, False, None, None, None, "canonical_without_forecast"),
     ],
 )
-def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
+def test_headroom_of_64_cores_with_4_reserved(
     peak: float | None, trusted: bool, canonical: float | None, used: float | None, amount: float | None, rule: str
 ) -> None:
-    result = compute_forecast_headroom(64.0, 4.0, foretold(peak, trusted=trusted, used=used), canonical)
+    result = compute_forecast_headroom(64.0, 4.0, peak_forecast(peak, trusted=trusted, used=used), canonical)
     assert (result.amount, result.reason.rule) == (amount, rule)
 
 
@@ -238,11 +238,11 @@ def test_what_may_be_promised_of_64_cores_with_4_in_reserve(
     st.one_of(st.none(), st.floats(-10, 1e4)),
     st.booleans(),
 )
-def test_a_promise_is_within_the_node_and_without_trust_within_katalysts(
+def test_headroom_is_within_the_node_and_without_trust_within_katalysts(
     capacity: float, reserve: float, peak: float | None, canonical: float | None, trusted: bool
 ) -> None:
     result = compute_forecast_headroom(
-        capacity, reserve, foretold(peak, trusted=trusted and peak is not None), canonical
+        capacity, reserve, peak_forecast(peak, trusted=trusted and peak is not None), canonical
     )
     if result.amount is not None:
         assert 0 <= result.amount <= max(capacity - reserve, 0)
@@ -251,23 +251,26 @@ def test_a_promise_is_within_the_node_and_without_trust_within_katalysts(
             assert result.amount <= max(canonical, 0)
 
 
-def test_sentences_give_amounts_with_their_unit() -> None:
+def test_reasons_contain_amounts_with_units() -> None:
     gib = 1 << 30
-    cpu = compute_forecast_headroom(64.0, 4.0, foretold(40.0, trusted=True), None)
+    cpu = compute_forecast_headroom(64.0, 4.0, peak_forecast(40.0, trusted=True), None)
     memory = compute_forecast_headroom(
-        24.0 * gib, 1.0 * gib, foretold(None, trusted=False, resource=ForecastResource.MEMORY), 22_101_400_000.0
+        24.0 * gib, 1.0 * gib, peak_forecast(None, trusted=False, resource=ForecastResource.MEMORY), 22_101_400_000.0
     )
-    assert cpu.reason.text == "So it is. 64 cores less 4 cores kept and a peak of 40 cores leave 20 cores."
-    assert memory.reason.text == "So it is. Katalyst's formula promises 20.58 GiB."
+    assert (
+        cpu.reason.text
+        == "The peak is predicted. 64.00 cores less 4.00 cores reserved and a peak of 40.00 cores leave 20.00 cores."
+    )
+    assert memory.reason.text == "The peak is predicted. Headroom by Katalyst's formula is 20.58 GiB."
     steady = fed(PeakPredictor(), 0, DAY, 0.444917 * gib)
-    assert predict_peak(steady, DAY, resource=ForecastResource.MEMORY).reason.text.startswith("456 MiB are expected")
+    assert predict_peak(steady, DAY, resource=ForecastResource.MEMORY).reason.text.startswith("The expected peak within the hour is 455.6 MiB")
 
 
 @pytest.mark.parametrize(
     ("began_s", "seconds", "message"), [(0, 200, "Less than 5 minutes"), (280, 38, "Less than 10 minutes")]
 )
-def test_how_much_is_known_is_not_said_to_be_more_than_it_is(began_s: int, seconds: int, message: str) -> None:
+def test_reasons_do_not_overstate_the_history(began_s: int, seconds: int, message: str) -> None:
     """38 s across the border of a five-minute step have closed one."""
     state = fed(PeakPredictor(), began_s * S, (began_s + seconds) * S, 1.0, 5 * S)
     text = predict_peak(state, (began_s + seconds) * S).reason.text
-    assert text == f"{message} of use are known, too little to foretell."
+    assert text == f"{message} of use are measured, too little for a forecast."

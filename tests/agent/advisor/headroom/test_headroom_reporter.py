@@ -111,13 +111,13 @@ def test_numa_nodes_follow_their_own_windows_scaled_to_the_total() -> None:
     assert reported[3].cores_by_numa == {0: pytest.approx(16), 1: pytest.approx(8)}
 
 
-def test_what_has_gone_from_every_numa_node_has_gone() -> None:
+def test_headroom_that_is_zero_on_every_numa_node_is_zero() -> None:
     """Each NUMA node steps by 4, the total by 4 too: when the parts are down to nothing, so is the whole."""
     reported = [item.cores for item in run([cpu(20)] * 4 + [cpu(0)] * 4)[0]]
     assert reported[3:] == [pytest.approx(item) for item in (20, 16, 12, 8, 0)]
 
 
-def test_a_numa_node_with_next_to_nothing_of_one_resource_has_none_of_either() -> None:
+def test_a_numa_node_with_a_negligible_resource_reports_neither() -> None:
     both = Headroom(
         cores=20.1,
         cores_by_numa={0: 20, 1: 0.1},
@@ -129,10 +129,10 @@ def test_a_numa_node_with_next_to_nothing_of_one_resource_has_none_of_either() -
     assert reported.cores_by_numa == {0: 20, 1: 0}
     assert reported.memory_by_numa == {0: 10 * GIB, 1: 0}
     assert (reported.cores, reported.memory_bytes) == (20, 10 * GIB)
-    assert "NUMA node 1: next to nothing" in reported.reason.text
+    assert "NUMA node 1: one resource is negligible" in reported.reason.text
 
 
-def test_where_nothing_is_left_of_one_resource_nothing_is_advertised_of_any() -> None:
+def test_without_one_resource_neither_is_reported() -> None:
     both = Headroom(cores=20, cores_by_numa={0: 20, 1: 0}, memory_bytes=50.0 * MIB, reason=V)
     reported = run([both] * 4, ReportConfig(min_memory_mib=0))[0][-1]
     assert (reported.cores, reported.memory_bytes, reported.cores_by_numa) == (0, 0, {0: 0, 1: 0})
@@ -149,18 +149,18 @@ def test_memory_has_steps_and_a_minimum_of_its_own() -> None:
     assert run([result(1)] * 4, ReportConfig())[0][-1].memory_bytes == 5 * GIB
 
 
-def test_the_verdict_has_the_numbers_in_it() -> None:
+def test_the_reason_contains_the_numbers() -> None:
     both = Headroom(cores=20, memory_bytes=2.0 * GIB, reason=V)
     reported, memory = run([both] * 4, ReportConfig(reserved_cores=3))
     assert reported[-1].reason.text == (
-        "CPU: 17.00 cores advertised, of a level of 20.00 cores less 3.00 cores reserved."
-        " Memory: 5.00 GiB advertised, of a level of 2.00 GiB raised to the minimum of 5.00 GiB."
+        "CPU: 17.00 cores reported, from a level of 20.00 cores less 3.00 cores reserved."
+        " Memory: 5.00 GiB reported, from a level of 2.00 GiB raised to the minimum of 5.00 GiB."
     )
     stale = report_headroom(cpu(None), NODE, memory, ReportConfig(reserved_cores=3), 630 * S)[0].reason.text
-    assert stale.startswith("CPU: 10.50 cores advertised; nothing new was known for 540 s.")  # 4 + 13 x .5
+    assert stale.startswith("CPU: 10.50 cores reported; inputs have been missing for 540 s.")  # 4 + 13 x .5
 
 
-def test_what_numa_nodes_cut_off_is_said() -> None:
+def test_the_reason_names_the_limit_of_numa_nodes() -> None:
     """20 GiB were found, on a NUMA node that has 12.5."""
     node = NodeCapacity(cores_by_numa={0: 2}, memory_bytes=24 * GIB, memory_by_numa={0: 12.5 * GIB})
     result = Headroom(
@@ -169,16 +169,16 @@ def test_what_numa_nodes_cut_off_is_said() -> None:
     reported = run([result] * 4, node=node)[0][-1]
     assert reported.memory_bytes == 12.5 * GIB
     assert reported.reason.text.endswith(
-        "Memory: 20.00 GiB advertised, of a level of 20.00 GiB. Cut to 12.50 GiB: the NUMA nodes have no more."
+        "Memory: 20.00 GiB reported, from a level of 20.00 GiB. Limited to 12.50 GiB, the capacity of the NUMA nodes."
     )
 
 
-def test_a_part_that_is_no_number_makes_the_whole_unknown() -> None:
+def test_a_part_that_is_not_a_number_makes_the_total_unknown() -> None:
     reported = run([cpu(20, {0: 10, 1: 10})] * 4 + [cpu(20, {0: 10, 1: float("nan")})])[0]
     assert (reported[-1].cores, reported[-1].reason.rule) == (20, "stale_held")
 
 
-def test_memory_that_is_not_known_leaves_cpu_alone() -> None:
+def test_unknown_memory_does_not_change_cpu() -> None:
     reported = run([cpu(20)] * 4, ReportConfig())[0][-1]
     assert (reported.cores, reported.memory_bytes, reported.memory_by_numa) == (20, None, {})
 
@@ -191,7 +191,7 @@ def test_between_periods_nothing_changes() -> None:
     assert report_headroom(cpu(90), NODE, memory, PLAIN, 120 * S)[1].tick_ns == 120 * S
 
 
-def test_a_node_that_shrank_is_advertised_smaller_at_once() -> None:
+def test_a_smaller_node_is_reported_at_once() -> None:
     memory = run([cpu(80)] * 4)[1]
     reported = report_headroom(cpu(80), NodeCapacity(cores_by_numa={0: 24}), memory, PLAIN, 91 * S)[0]
     assert (reported.cores, reported.cores_by_numa) == (24, {0: 24, 1: 0})
@@ -207,7 +207,7 @@ def test_a_node_that_shrank_is_advertised_smaller_at_once() -> None:
     ("age_s", "expected"),
     [(30, 40), (180, 40), (210, 38.5), (540, 22), (870, 5.5), (900, 4), (3600, 4)],
 )
-def test_what_is_advertised_decays_between_3_and_15_minutes_to_the_minimum(age_s: float, expected: float) -> None:
+def test_reported_headroom_decays_between_3_and_15_minutes_to_the_minimum(age_s: float, expected: float) -> None:
     memory = run([cpu(40)] * 4, ReportConfig())[1]
     reported, _ = report_headroom(cpu(None), NODE, memory, ReportConfig(), round((90 + age_s) * S))
     assert reported.cores == pytest.approx(expected)
@@ -215,7 +215,7 @@ def test_what_is_advertised_decays_between_3_and_15_minutes_to_the_minimum(age_s
     assert reported.reason.rule == ("stale_held" if age_s <= 180 else "stale_decayed")
 
 
-def test_what_was_given_up_while_stale_comes_back_in_steps() -> None:
+def test_decayed_headroom_regrows_in_steps() -> None:
     config = ReportConfig()
     memory = run([cpu(40)] * 4, config)[1]
     reported = [report_headroom(cpu(None), NODE, memory, config, 900 * S)[0].cores]
@@ -227,7 +227,7 @@ def test_what_was_given_up_while_stale_comes_back_in_steps() -> None:
     assert reported == [pytest.approx(item) for item in (8.5, 7, 7, 7, 11, 15, 19)]
 
 
-def test_reclaim_off_takes_everything_back_at_once_and_starts_anew() -> None:
+def test_disabling_reclaim_reports_zero_at_once_and_resets_the_state() -> None:
     memory = run([cpu(40)] * 4)[1]
     reported, memory = report_headroom(cpu(40), NODE, memory, PLAIN, 91 * S, enable_reclaim=False)
     assert (reported.cores, reported.cores_by_numa, reported.memory_bytes) == (0, {0: 0, 1: 0}, 0)
@@ -238,14 +238,14 @@ def test_reclaim_off_takes_everything_back_at_once_and_starts_anew() -> None:
     assert reported.cores == 40
 
 
-def test_a_clock_of_another_boot_starts_anew() -> None:
+def test_a_reboot_resets_the_state() -> None:
     memory = run([cpu(40)] * 4)[1]
     reported, memory = report_headroom(cpu(40), NODE, memory, PLAIN, 5 * S)
     assert reported.cores is None
     assert len(memory.cores.total.samples) == 1
 
 
-def test_a_numa_node_that_comes_later_does_not_move_what_is_advertised_until_it_is_known() -> None:
+def test_a_new_numa_node_does_not_change_the_report_until_its_window_is_full() -> None:
     memory = run([cpu(20, {0: 20})] * 4)[1]
     for turn in range(4, 8):
         reported, memory = report_headroom(cpu(40, {0: 20, 1: 20}), NODE, memory, PLAIN, turn * 30 * S)
@@ -259,7 +259,7 @@ def gib(total: float, *parts: float) -> Headroom:
     return Headroom(cores=10, memory_bytes=total * GIB, memory_by_numa=by_numa, reason=V)
 
 
-def test_a_sample_without_parts_does_not_keep_the_total_up() -> None:
+def test_a_sample_without_parts_does_not_hold_the_total() -> None:
     """80 GiB, then 10, in steps of 5; where they are was not known in the sample between."""
     reported = run([gib(80, 40, 40)] * 4 + [gib(80)] + [gib(10, 5, 5)] * 4)[0]
     assert [item.memory_bytes for item in reported[3:]] == [g * GIB for g in (80, 80, 75, 70, 65, 60)]
@@ -268,13 +268,13 @@ def test_a_sample_without_parts_does_not_keep_the_total_up() -> None:
     ]
 
 
-def test_parts_of_the_past_are_forgotten_with_their_samples() -> None:
+def test_parts_expire_with_their_samples() -> None:
     reported = run([gib(80, 60, 20)] * 4 + [gib(80)] * 8)[0]
     assert reported[10].memory_by_numa == {0: 60 * GIB, 1: 20 * GIB}  # 210 s
     assert (reported[11].memory_bytes, reported[11].memory_by_numa) == (80 * GIB, {})
 
 
-def test_while_a_numa_node_that_came_is_not_known_yet_the_total_falls_all_the_same() -> None:
+def test_the_total_falls_while_a_new_numa_node_is_unknown() -> None:
     memory, reported = run([cpu(20, {0: 20})] * 4)[1], []
     for turn in range(4, 8):
         advertised, memory = report_headroom(cpu(6, {0: 3, 1: 3}), NODE, memory, PLAIN, turn * 30 * S)
@@ -283,7 +283,7 @@ def test_while_a_numa_node_that_came_is_not_known_yet_the_total_falls_all_the_sa
     assert reported == [(16.5, 16.5), (13, 13), (9.5, 9.5), (6, pytest.approx(6 * 4 / 7))]
 
 
-def test_what_nothing_new_is_known_of_is_stale_until_it_is_told_as_it_is_found() -> None:
+def test_a_resource_without_new_inputs_is_stale_until_it_recovers() -> None:
     """CPU is found to be 20 again and again, but for 10 minutes in which it is not; memory all the time."""
     both, item = gib(80), msgspec.structs.replace(gib(80), cores=None)
     both = msgspec.structs.replace(both, cores=20)
@@ -293,13 +293,13 @@ def test_what_nothing_new_is_known_of_is_stale_until_it_is_told_as_it_is_found()
     assert [each.cores for each in reported[25:]] == [pytest.approx(c) for c in (10, 10, 10, 14, 18, 20, 20, 20)]
 
 
-def test_what_falls_or_grows_by_itself_is_not_stale() -> None:
+def test_a_measured_change_is_not_stale() -> None:
     reported = run([cpu(c) for c in (40, 40, 40, 40, 0, 0, 0, 90, 90, 90)])[0]
     assert [item.stale for item in reported] == [("memory",)] * 10
 
 
-def test_what_a_stale_resource_takes_from_the_other_is_stale_too() -> None:
-    """Memory by NUMA node decays below what is worth telling on node 1, so its CPU is not told either."""
+def test_a_reduction_by_a_stale_resource_is_stale() -> None:
+    """Memory of NUMA node 1 decays to a negligible amount, so its CPU is not reported either."""
     result = Headroom(
         cores=20, cores_by_numa={0: 10, 1: 10}, memory_bytes=20.0 * GIB,
         memory_by_numa={0: 19.8 * GIB, 1: 0.2 * GIB}, reason=V,
@@ -313,12 +313,12 @@ def test_what_a_stale_resource_takes_from_the_other_is_stale_too() -> None:
     ]
 
 
-def test_memory_of_the_reporter_survives_json() -> None:
+def test_reporter_state_survives_json() -> None:
     memory = run([cpu(40)] * 5, ReportConfig())[1]
     assert msgspec.json.decode(msgspec.json.encode(memory), type=ReporterState) == memory
 
 
-def test_settings_that_cannot_hold_are_refused() -> None:
+def test_invalid_settings_are_rejected() -> None:
     for wrong in ({"windowS": 10}, {"freshS": 900}, {"minStepCores": 5}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, ReportConfig)
@@ -360,7 +360,7 @@ def test_never_above_the_node_never_negative_never_more_on_missing_inputs(
 
 
 @given(st.none() | st.floats(0, 100), st.floats(0, 100))
-def test_a_step_goes_towards_the_mean_and_not_beyond(level: float | None, mean: float) -> None:
+def test_a_step_moves_towards_the_mean_and_not_beyond(level: float | None, mean: float) -> None:
     window = AveragingWindow(size=4, ttl_ns=1, min_step=0.3, max_step=4)
     after = next_level(level, mean, window)
     if level is None:

@@ -33,9 +33,10 @@ def prod(used: float | None, request: float | None = None, **fields: Any) -> Koo
         (KoordinatorBudget(capacity=200, system_used=None, reserved=10, demands=[prod(None, 60)]), "request", 65, None, 60),
         # the system uses more than is reserved
         (KoordinatorBudget(capacity=100, system_used=15, reserved=10, demands=[prod(20)]), "usage", 60, None, 25),
-        # batch and free do not count, mid does, and so does what is gone but measured
-        (KoordinatorBudget(capacity=100, system_used=0, demands=[KoordinatorDemand(tier=KoordinatorTier.BATCH, used=9), KoordinatorDemand(tier=KoordinatorTier.FREE, used=9),
-                                                      KoordinatorDemand(tier=KoordinatorTier.MID, used=5), prod(6)]), "usage", 60, None, 49),
+        # batch and free do not count, mid does, and so does a terminated pod with measured use
+        (KoordinatorBudget(capacity=100, system_used=0, demands=[
+            KoordinatorDemand(tier=KoordinatorTier.BATCH, used=9), KoordinatorDemand(tier=KoordinatorTier.FREE, used=9),
+            KoordinatorDemand(tier=KoordinatorTier.MID, used=5), prod(6)]), "usage", 60, None, 49),
         # not measured yet: its request, by either policy
         (KoordinatorBudget(capacity=100, system_used=0, demands=[prod(None, 8), prod(2, 4)]), "usage", 60, None, 50),
         (KoordinatorBudget(capacity=100, system_used=0, demands=[prod(None, 8), prod(2, 4)]), "maxUsageRequest", 60, None, 48),
@@ -89,15 +90,19 @@ def test_mid(
         mid_amount(KoordinatorBudget(capacity=100, system_used=None, prod_reclaimable=5, node_used=5), 100, 20),
     ],
 )
-def test_what_is_missing_promises_nothing_new(amount: Any) -> None:
+def test_a_missing_input_gives_no_new_headroom(amount: Any) -> None:
     assert amount.value is None
     assert amount.reason.rule.endswith("_unknown")
     assert "Not known" in amount.reason.text
 
 
-def test_the_formula_is_in_the_verdict_with_its_numbers() -> None:
+def test_the_reason_contains_the_formula_with_numbers() -> None:
     amount = batch_amount(KoordinatorBudget(capacity=100, system_used=7, reserved=10, demands=[prod(20)]), "usage", 60)
-    assert amount.reason.text == "Batch is 30 = 100 - 40 margin - 10 system - 20 by pods above batch (usage)."
+    assert (
+        amount.reason.text
+        == "Batch is 30.00 cores = 100.00 cores - 40.00 cores margin - 10.00 cores system"
+        " - 20.00 cores by pods above batch (usage)."
+    )
 
 
 def test_headroom_of_both_resources_by_both_policies() -> None:

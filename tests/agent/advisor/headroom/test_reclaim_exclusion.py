@@ -59,7 +59,7 @@ def test_levels_and_pools(actual: ReclaimConstraint, left: tuple[int, ...]) -> N
         ReclaimConstraint(pod="a/b", bound_pool="flink"),
     ],
 )
-def test_where_a_pod_is_that_must_not_be_lent_from_must_be_known(result: ReclaimConstraint) -> None:
+def test_numa_nodes_of_an_unreclaimable_pod_must_be_known(result: ReclaimConstraint) -> None:
     assert apply_constraints(NODE, [result, result], ("flink",)).unknown == ("a/b",)
 
 

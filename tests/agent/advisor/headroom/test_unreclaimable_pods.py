@@ -54,7 +54,7 @@ def story(
     return result
 
 
-def promised(advice: Advice) -> float | None:
+def headroom_cores(advice: Advice) -> float | None:
     assert advice.headroom is not None
     return advice.headroom.cores
 
@@ -66,14 +66,14 @@ def promised(advice: Advice) -> float | None:
 )
 def test_levels_under_latency(level: str, cores: float, reclaimable: float) -> None:
     last = story([web(level)], {}, topology(48))[-1]
-    assert (promised(last), last.reclaimable_cores) == (pytest.approx(cores), pytest.approx(reclaimable))
+    assert (headroom_cores(last), last.reclaimable_cores) == (pytest.approx(cores), pytest.approx(reclaimable))
 
 
 @pytest.mark.parametrize(("level", "cores"), [("", 43), ("Pod", 20), ("NUMA", 0), ("Socket", 0), ("Node", 0)])
 def test_levels_under_canonical(level: str, cores: float) -> None:
     """The share pool shrinks by 2 each half a minute, down to the need, or to the 24 requested, and 4 for bursts."""
     last = story([web(level)], {"policy": "canonical"}, topology(48), every_s=31)[-1]
-    assert promised(last) == cores
+    assert headroom_cores(last) == cores
 
 
 @pytest.mark.parametrize(
@@ -93,27 +93,27 @@ def test_levels_of_a_pod_on_one_of_two_numa_nodes(level: str, reclaimable: float
     assert (last.headroom.cores or 0) <= last.reclaimable_cores
 
 
-def test_a_profile_that_cannot_be_read_is_held_as_its_pods_request() -> None:
+def test_a_pod_with_an_unreadable_profile_counts_with_its_request() -> None:
     profile, problems = parse_service_profile({PROFILE_KEY: "{targets"})
     assert problems
     last = story([msgspec.structs.replace(web(), profile=profile)], {}, topology(48))[-1]
-    assert (promised(last), last.reclaimable_cores) == (pytest.approx(20), 24)
-    assert "of default/web nothing is lent" in (last.headroom.reason.text if last.headroom else "")
-    assert "No more than 24 of 48 cores may be lent" in last.reason.text
+    assert (headroom_cores(last), last.reclaimable_cores) == (pytest.approx(20), 24)
+    assert "default/web is not reclaimable" in (last.headroom.reason.text if last.headroom else "")
+    assert "At most 24 of 48 cores are reclaimable" in last.reason.text
 
 
-def test_a_share_pool_that_must_not_be_lent_from_is_held_as_its_request() -> None:
+def test_an_unreclaimable_share_pool_counts_with_its_request() -> None:
     last = story([web()], {"provision": {"disableReclaimSharePools": ["share"]}}, topology(48))[-1]
-    assert (promised(last), last.reclaimable_cores) == (pytest.approx(20), 24)
+    assert (headroom_cores(last), last.reclaimable_cores) == (pytest.approx(20), 24)
 
 
 def test_a_pod_that_uses_more_than_it_requested_counts_by_its_use() -> None:
     """30 cores used, 37.5 needed: 48 - 37.5 - 4. What it requested is not lent in any case."""
     last = story([web("Pod")], {}, topology(48), used=30)[-1]
-    assert (promised(last), last.reclaimable_cores) == (pytest.approx(6.5), 24)
+    assert (headroom_cores(last), last.reclaimable_cores) == (pytest.approx(6.5), 24)
 
 
-def test_lending_goes_down_when_a_pod_comes_that_lends_nothing_and_grows_slowly_when_it_has_gone() -> None:
+def test_an_unreclaimable_pod_lowers_reclaimable_cpu_at_once_and_its_end_raises_it_slowly() -> None:
     state, reclaimable = PolicyState(), []
     for second in range(40):
         pods = [pod("api", QoSLevel.SHARED, request=1.0), *([web("Pod")] if 10 <= second < 20 else [])]
@@ -126,15 +126,15 @@ def test_lending_goes_down_when_a_pod_comes_that_lends_nothing_and_grows_slowly_
     assert [round(cores, 2) for cores in reclaimable[20:23]] == [28.8, 33.6, 38.4]  # a tenth of the node each second
 
 
-def foretold(level: str, usage: float | None, peak: float) -> float | None:
-    """What is promised of 48 CPUs with 4 kept by a trusted forecast, where the pod requested 24."""
+def forecast_headroom_cores(level: str, usage: float | None, peak: float) -> float | None:
+    """Headroom of 48 CPUs with 4 reserved by a trusted forecast, where the pod requests 24."""
     shot = snapshot(1, [web(level)], cpus=48)
     _, state = evaluate_policy(shot, AgentConfig(), PolicyState(), shot.taken_at_ns)
     container = state.advisor.containers["/web"]
     current = Forecast(
         resource=ForecastResource.CPU,
         used=None,
-        forecast=PeakForecast(peak=peak, trusted=True, reason=Reason(rule="calibrated", text="So it is foretold.")),
+        forecast=PeakForecast(peak=peak, trusted=True, reason=Reason(rule="calibrated", text="The peak is predicted.")),
         target_miss_ratio=0.055,
     )
     memory = AdvisorState(
@@ -148,11 +148,13 @@ def foretold(level: str, usage: float | None, peak: float) -> float | None:
     ("level", "usage", "cores"),
     [("", 0.5, 34), ("Pod", 0.5, 10.5), ("Pod", None, 10), ("Pod", 30.0, 34), ("Node", 0.5, 0)],
 )
-def test_what_lends_nothing_is_kept_beside_a_foretold_peak(level: str, usage: float | None, cores: float) -> None:
-    assert foretold(level, usage, peak=10.0) == pytest.approx(cores)
+def test_unreclaimable_requests_are_reserved_on_top_of_the_predicted_peak(
+    level: str, usage: float | None, cores: float
+) -> None:
+    assert forecast_headroom_cores(level, usage, peak=10.0) == pytest.approx(cores)
 
 
-def test_koordinators_sums_have_it_use_what_it_requested() -> None:
+def test_koordinators_sums_count_its_request_as_use() -> None:
     pods = [web("Pod"), msgspec.structs.replace(pod("api", QoSLevel.SHARED, request=4.0))]
     change = Rates(
         node=NodeRates(interval_ns=1, busy_cores=1.5),
@@ -170,14 +172,14 @@ def test_koordinators_sums_have_it_use_what_it_requested() -> None:
     assert prod_spare_cores(shot, change, needs, AdvisorConfig()) == pytest.approx(4 - 0.625)
 
 
-def test_nothing_is_kept_where_all_lend() -> None:
+def test_nothing_is_reserved_if_every_pod_is_reclaimable() -> None:
     shot, config = snapshot(1, [web(), pod("batch", QoSLevel.RECLAIMED)], cpus=48), AdvisorConfig()
     assert unreclaimable_idle_cores(shot, AdvisorState(), config) == 0.0
     assert max_reclaimable_cores(shot, reclaimable_nodes(shot, AdvisorState(), config), AdvisorState(), config) is None
 
 
 @pytest.mark.parametrize(("before", "most"), [(None, 24), (10.0, 10), (30.0, 24)])
-def test_while_nobody_knows_where_a_pod_is_no_more_is_lent_than_before(before: float | None, most: float) -> None:
+def test_reclaimable_cpu_does_not_grow_while_a_pods_numa_nodes_are_unknown(before: float | None, most: float) -> None:
     shot, config, memory = snapshot(1, [web("NUMA")], cpus=48), AdvisorConfig(), AdvisorState(reclaimable_cores=before)
     where = reclaimable_nodes(shot, memory, config)
     assert where.unknown == ("default/web",)

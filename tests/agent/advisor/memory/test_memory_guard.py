@@ -25,7 +25,7 @@ def limits(of: MemoryInputs, config: MemoryConfig = CONFIG, before: Mapping[str,
     }
 
 
-def test_what_is_used_and_what_is_free_beyond_the_watermark() -> None:
+def test_the_limit_is_use_plus_free_memory_above_the_watermark() -> None:
     of = situation([], [root(on_numa={0: (10, 5), 1: (1, 1)})], numa=2, free=(20, 3))
     # 15 + (20 - 4), and 2 + nothing of the 3 that must stay free
     assert limits(of) == {
@@ -44,14 +44,14 @@ def test_the_zones_watermark_counts_where_it_is_higher(low: float, factor: float
     assert limits(of, config)[f"{ROOT} memory.max"] == str(round(expected * GIB))
 
 
-def test_a_numa_node_that_a_pod_has_for_itself_adds_only_what_they_have_there_already() -> None:
+def test_an_exclusive_numa_node_adds_only_existing_use() -> None:
     of = situation([OWN], [root(on_numa={0: (1, 0), 1: (2, 0)})], numa=2, free=20, not_reclaimable=("default/own",))
     assert limits(of)[f"{ROOT} memory.max"] == str((17 + 2) * GIB)
     nowhere = msgspec.structs.replace(of, forbidden_numa=(0, 1))
     assert limits(nowhere)[f"{ROOT} memory.max"] == str(3 * GIB)
 
 
-def test_roots_of_numa_nodes_have_limits_of_their_own() -> None:
+def test_numa_reclaim_roots_have_their_own_limits() -> None:
     groups = [root(on_numa={0: (1, 0), 1: (2, 0)}), group("/kubepods/be-1", on_numa={0: (0, 0), 1: (4, 0)})]
     of = situation([], groups, numa=2, free=20, numa_roots={1: "/kubepods/be-1"})
     result = limits(of)
@@ -125,13 +125,13 @@ def test_unknown_watermarks_keep_the_limit() -> None:
     assert limit_reclaimed_memory(unknown, CONFIG, {}).reason.rule == "memory_guard_unknown"
 
 
-def test_switched_off_there_is_no_limit() -> None:
+def test_a_disabled_guard_sets_no_limit() -> None:
     config = MemoryConfig(guard=ReclaimedMemoryGuardConfig(enable=False))
     of = situation([], [root(on_numa={0: (10, 5)})])
     assert limits(of, config) == {f"{ROOT} memory.max": "max", f"{ROOT} memory.high": "max"}
 
 
-def test_a_root_that_cannot_be_seen_is_remembered_with_its_limit() -> None:
+def test_the_limit_of_an_unreadable_root_is_retained() -> None:
     of = situation([], [], root=ReclaimRoot())
     result = limit_reclaimed_memory(of, CONFIG, {ROOT: 5 * GIB})
     assert (result.knob_requests, result.bytes, result.reason.rule) == ((), {ROOT: 5 * GIB}, "memory_guard_unknown")

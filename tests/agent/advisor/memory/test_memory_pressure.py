@@ -1,4 +1,4 @@
-"""How short memory is, at each threshold and one byte beside it."""
+"""Memory pressure at each threshold and one byte off."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_each_numa_node_by_itself() -> None:
         (situation(free=0, scale=None), "vm.watermark_scale_factor"),
     ],
 )
-def test_what_is_missing_is_no_pressure(of: MemoryInputs, what: str) -> None:
+def test_missing_inputs_are_no_pressure(of: MemoryInputs, what: str) -> None:
     for result in (node_condition(of, CONFIG), numa_conditions(of, CONFIG)[0]):
         assert (result.state, result.target_bytes) == (UNKNOWN, 0)
         assert what in result.reason.text
@@ -97,7 +97,7 @@ def test_small_nodes_take_a_part(total: float, reserve: float, critical: float, 
     assert result == tuple(round(part * GIB) for part in (reserve, critical, static, unknown))
 
 
-def test_what_is_configured_holds_on_small_nodes_too() -> None:
+def test_a_configured_minimum_applies_to_small_nodes_too() -> None:
     config = MemoryConfig(reserved_for_allocate_bytes=5 * GIB, min_critical_watermark_bytes=4 * GIB)
     assert (config.reserve_bytes(8 * GIB), config.critical_bytes(8 * GIB)) == (5 * GIB, 4 * GIB)
     assert (config.reserve_bytes(GIB), config.critical_bytes(GIB)) == (GIB, GIB)

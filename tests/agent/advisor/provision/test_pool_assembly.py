@@ -138,7 +138,7 @@ APART = isolation("i1", 8, 4), isolation("i2", 8, 4)
         (OFF, [], {"reclaim": 8}),
         (OVERLAP, [], {"reclaim": 48}),
         (OVERLAP, list(APART), {"i1": 8, "i2": 8, "reclaim": 24, "reclaim1": 8}),
-        # Nothing is lent of a pool that is not reclaimable: it keeps what its pods asked for.
+        # A pool that is not reclaimable keeps the requests of its pods.
         (
             ON,
             [share("share", 6, requested=10, reclaimable=False), share("share-NUMA1", 8, 1)],
@@ -257,7 +257,7 @@ def test_overlap(
             7.0,
             {"share-NUMA1": 16, "d": 8},
         ),
-        # What share regions leave counts beside what dedicated ones allow, but not the other way round.
+        # The rest of share regions is bounded by the quota of dedicated ones, but not the other way round.
         (
             [share("share-NUMA1", 10, 1), dedicated("d", 5, 1, requested=8, quota=20.0)],
             9.0,
@@ -302,7 +302,7 @@ def test_a_pod_with_a_numa_node_of_its_own(
     assert (reclaim.overlap, reclaim.quota_cores) == ({"d": reclaimable}, quota)
 
 
-def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> None:
+def test_without_overlap_cpus_that_a_dedicated_pod_does_not_require_are_reclaimable() -> None:
     got = assemble_pools([dedicated("d", 5, 1, requested=8), share("share-NUMA1", 6, 1)], NODE, ON).sizes
     assert flat(got) == {("d", 1): 8, ("share-NUMA1", 1): 6, ("reclaim", 1): 10, ("reclaim", NOT_NUMA_BOUND): 24}
     assert overlaps(got) == {1: {"d": 3}}
@@ -375,13 +375,13 @@ def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> Non
         ),
     ],
 )
-def test_where_every_node_has_bound_pods_the_others_are_laid_over_them(
+def test_unbound_regions_overlap_bound_ones_if_every_node_has_bound_pods(
     mode: SharingMode, wants: list[RegionRequest], expected: Mapping[tuple[str, int], int]
 ) -> None:
     assert flat(assemble_pools(wants, NODE, mode).sizes) == {**expected, ("reclaim", NOT_NUMA_BOUND): 0}
 
 
-def test_a_region_in_parts_is_granted_and_lends_all_of_them() -> None:
+def test_a_split_region_is_granted_all_its_parts() -> None:
     wants = [
         share("share", 6, requested=6),
         share("share-NUMA0", 20, 0, requested=20),
@@ -450,10 +450,10 @@ def nodes(draw: st.DrawFn) -> tuple[NumaCapacity, list[RegionRequest]]:
 
 
 @given(nodes(), st.booleans(), st.booleans(), st.booleans())
-def test_everybody_has_a_cpu_and_nothing_is_given_twice(
-    made: tuple[NumaCapacity, list[RegionRequest]], enable: bool, overlap: bool, quota: bool
+def test_every_pool_has_a_cpu_and_no_cpu_is_assigned_twice(
+    node_and_requests: tuple[NumaCapacity, list[RegionRequest]], enable: bool, overlap: bool, quota: bool
 ) -> None:
-    node, wants = made
+    node, wants = node_and_requests
     mode = SharingMode(enable_reclaim=enable, overlap=overlap, quota=quota)
     result = assemble_pools(wants, node, mode)
     assert result == assemble_pools(list(reversed(wants)), node, mode)._replace(sizes=result.sizes)

@@ -46,7 +46,7 @@ def values(built: ProvisionInputs, region: Region = SHARE, config: IndicatorTarg
     return {signal.name: signal.current for signal in ProvisionIndicators(built).signals(member, config)}
 
 
-def test_waits_of_a_pool_are_the_mean_of_its_cpus_in_microseconds() -> None:
+def test_latency_of_a_pool_is_the_mean_of_its_cpus_in_microseconds() -> None:
     before = dict.fromkeys(range(4), RunqLatency(sum_ns=5_000_000, count=10))
     after = {
         0: RunqLatency(sum_ns=5_000_000 + 90_000, count=40),  # 30 waits of 3 us
@@ -71,13 +71,13 @@ def test_an_indicator_of_0_is_known_and_one_without_a_value_is_not() -> None:
     assert ProvisionIndicators(reported).unknown(member, CONFIG) == frozenset()
 
 
-def test_a_cpu_that_nobody_got_kept_nobody_waiting() -> None:
+def test_a_cpu_without_timeslices_has_no_latency() -> None:
     before = dict.fromkeys((0, 1), RunqLatency(sum_ns=0, count=0))
     after = {0: RunqLatency(sum_ns=0, count=0), 1: RunqLatency(sum_ns=2_000_000, count=1)}
     assert values(two_rounds(before, after)) == {"cpu_sched_wait": pytest.approx(1000.0)}
 
 
-def test_without_the_probe_the_kernels_own_sums_serve() -> None:
+def test_without_the_probe_schedstat_is_used() -> None:
     built = two_rounds({}, {})
     assert built.previous is not None
     now = msgspec.structs.replace(built.snapshot.node, run_delay_ns={0: 400_000, 1: 0, 2: 7}, timeslices={0: 4, 1: 5})
@@ -95,7 +95,7 @@ def test_use_is_the_mean_of_those_cpus_that_were_measured() -> None:
     assert values(built) == {"cpu_usage_ratio": 0.9}
 
 
-def test_what_is_not_known_or_zero_is_left_out() -> None:
+def test_unknown_and_zero_values_are_omitted() -> None:
     assert values(two_rounds({}, {})) == {}
     assert values(two_rounds({}, {}, busy={0: 0.0, 1: 0.0})) == {}
     backwards = two_rounds({0: RunqLatency(sum_ns=5, count=5)}, {0: RunqLatency(sum_ns=4, count=9)})
@@ -138,7 +138,7 @@ def test_cycles_per_instruction_are_those_of_main_containers() -> None:
     assert values(built, other) == {"cpi": 1.5}
 
 
-def test_what_is_measured_elsewhere_goes_first() -> None:
+def test_external_values_take_precedence() -> None:
     config = IndicatorTargetsConfig(share={"mem_access_read_lat": 80.0, "cpu_usage_ratio": 0.8})
     built = msgspec.structs.replace(
         two_rounds({}, {}, busy={0: 0.9}),

@@ -1,4 +1,4 @@
-"""What there is to share out, who is provided for together, and between which bounds."""
+"""Available CPUs, the grouping of pods into regions, and the bounds of regions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_reserved_for_reclaim(
     assert reserve_for_reclaim(cpus, advisor, config) == expected
 
 
-def test_what_is_available_is_without_reserve_and_interrupts() -> None:
+def test_available_cpus_exclude_reserve_and_interrupts() -> None:
     built = build_numa_capacity(topology(48, numa=2), {0: 1, 1: 1}, {1: 2}, AdvisorConfig(), ProvisionConfig())
     assert built.cpus == {0: 24, 1: 24}
     assert built.available == {0: 23, 1: 21}
@@ -86,7 +86,7 @@ def _sidecar(pod: Pod, request: float, limit: float) -> Pod:
         (dedicated("d", 4), [("dedicated-default/d", RegionKind.DEDICATED, (0, 1), False)]),
     ],
 )
-def test_who_is_provided_for_together(pod: Pod, expected: list[tuple[str, RegionKind, tuple[int, ...], bool]]) -> None:
+def test_pods_are_grouped_into_regions(pod: Pod, expected: list[tuple[str, RegionKind, tuple[int, ...], bool]]) -> None:
     advice, _ = provision_cpus(situation([pod], cpus=topology(48, numa=2)), FRESH, AdvisorConfig(), ProvisionConfig())
     assert [
         (item.region.name, item.region.kind, item.region.numa_nodes, item.region.bound) for item in advice.regions
@@ -134,7 +134,7 @@ def test_bounds(pods: list[Pod], name: str, expected: tuple[float, float, float,
     assert got == expected
 
 
-def test_a_reserve_in_parts_is_no_more_than_the_whole() -> None:
+def test_parts_of_the_reserve_do_not_exceed_it() -> None:
     """Seven regions on three NUMA nodes: 3 x 4/21 each, not a rounding error more, which would cost a CPU."""
     pods = [shared(f"p{k}", 1, pool=f"pool{k}") for k in range(7)]
     built = situation(pods, cpus=topology(48, numa=3))
