@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from api.knobs import Reason
+from api.quantity import format_bytes
 
 TAINT_PREFIX = "node.katalyst.kubewharf.io/"
 """Prefix of the taints for eviction conditions; the agent owns every taint with this prefix."""
@@ -20,14 +21,6 @@ _BYTE_SCOPES = re.compile(
     r"(NumaMemory|NumaMemoryBalance|rootfs) .*|SystemMemory free|SystemRootfs bytes|.*reclaimed_memory "
 )
 """`SCOPE SUBJECT` of the thresholds whose values are bytes; the others are ratios or seconds."""
-
-
-def format_bytes(value: float) -> str:
-    """Format bytes in the largest unit that gives at least 1, from MiB up."""
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB")):
-        if value >= unit:
-            return f"{value / unit:.2f} {name}"
-    return f"{value / (1 << 20):.1f} MiB"
 
 
 def format_observation(value: float | None, scope: str, subject: str) -> str:

@@ -1,4 +1,4 @@
-"""Small snapshots for tables: a node of so many CPUs, pods with one container each, waits and use as asked for."""
+"""Builders of small snapshots: a node with some CPUs, pods with one container each, their waits and CPU use."""
 
 from __future__ import annotations
 

@@ -56,11 +56,11 @@ def test_every_branch(
     assert verdict.rule == rule
 
 
-def test_the_verdict_has_the_numbers_in_it() -> None:
+def test_the_reason_contains_the_numbers() -> None:
     verdict = region_headroom(RegionNeed(name="dedicated-a/b", upper_cores=20, estimate_cores=7.5), "canonical")[1]
-    assert "dedicated-a/b leaves 12.50 cores: 20.00 at most, less 7.50 needed" in verdict.text
+    assert "dedicated-a/b leaves 12.50 cores: upper bound 20.00, less 7.50 needed" in verdict.text
 
 
-def test_a_policy_nobody_knows_is_an_error() -> None:
+def test_an_unknown_policy_is_an_error() -> None:
     with pytest.raises(KeyError, match="adaptive"):
         region_headroom(NEED, "adaptive")

@@ -96,10 +96,10 @@ def situation(
 ) -> MemoryInputs:
     """A node whose NUMA nodes have `total`, `free` and `inactive` file cache each."""
     frees = list(free) if isinstance(free, Sequence) else [free] * numa
-    whole = {"MemTotal": total * numa, "MemFree": sum(frees), **(meminfo or {})}
+    full = {"MemTotal": total * numa, "MemFree": sum(frees), **(meminfo or {})}
     node = NodeSample(
-        memory_total_bytes=round(whole["MemTotal"] * GIB),
-        meminfo={name: round(size * GIB) for name, size in whole.items()},
+        memory_total_bytes=round(full["MemTotal"] * GIB),
+        meminfo={name: round(size * GIB) for name, size in full.items()},
         sysctl={} if scale is None else {"vm.watermark_scale_factor": scale},
         machine=Machine(codename=machine),
         numa={
@@ -136,13 +136,13 @@ def situation(
 def without(of: MemoryInputs, *names: str) -> MemoryInputs:
     """The same where lines of the node's and its NUMA nodes' meminfo, or the node's settings, are not known."""
     node = of.snapshot.node
-    known = {name: size for name, size in node.meminfo.items() if name not in names}
+    state = {name: size for name, size in node.meminfo.items() if name not in names}
     numa = {
         each: msgspec.structs.replace(
-            found, meminfo={name: size for name, size in found.meminfo.items() if name not in names}
+            result, meminfo={name: size for name, size in result.meminfo.items() if name not in names}
         )
-        for each, found in node.numa.items()
+        for each, result in node.numa.items()
     }
     sysctl = {name: value for name, value in node.sysctl.items() if name not in names}
-    node = msgspec.structs.replace(node, meminfo=known, numa=numa, sysctl=sysctl)
+    node = msgspec.structs.replace(node, meminfo=state, numa=numa, sysctl=sysctl)
     return msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=node))

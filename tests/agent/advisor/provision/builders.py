@@ -71,9 +71,9 @@ def cpus_of(advice: CpuAdvice) -> dict[str | tuple[str, int], int]:
     return {(size.pool if size.numa < 0 else (size.pool, size.numa)): size.cpus for size in advice.sizes}
 
 
-def lent(advice: CpuAdvice, numa: int = -1) -> PoolSize:
+def reclaim_pool(advice: CpuAdvice, numa: int = -1) -> PoolSize:
     return next(size for size in advice.sizes if size.pool == "reclaim" and size.numa == numa)
 
 
 def region(advice: CpuAdvice, name: str) -> RegionAdvice:
-    return next(one for one in advice.regions if one.region.name == name)
+    return next(item for item in advice.regions if item.region.name == name)

@@ -46,15 +46,17 @@ def test_use_is_where_the_pods_are(
     cpus: Mapping[str, tuple[int, ...]],
     expected: Mapping[int, float],
 ) -> None:
-    seen = snapshot(1, pods, cpus=topology(48, numa=2))
+    current = snapshot(1, pods, cpus=topology(48, numa=2))
     change = Rates(
         node=NodeRates(interval_ns=S),
         cgroups={f"/{name}": CgroupRates(interval_ns=S, cpu_cores=cores) for name, cores in use.items()},
     )
-    made = build_provision_inputs(seen, change, AdvisorState(pools=EVEN, cpus=cpus), InferenceConfig(), S)
-    assert made.reclaim_use_cores == expected
+    built = build_provision_inputs(current, change, AdvisorState(pools=EVEN, cpus=cpus), InferenceConfig(), S)
+    assert built.reclaim_use_cores == expected
     assert (
-        build_provision_inputs(seen, None, AdvisorState(pools=EVEN, cpus=cpus), InferenceConfig(), S).reclaim_use_cores
+        build_provision_inputs(
+            current, None, AdvisorState(pools=EVEN, cpus=cpus), InferenceConfig(), S
+        ).reclaim_use_cores
         == {}
     )
-    assert build_provision_inputs(seen, change, AdvisorState(), InferenceConfig(), S).reclaim_use_cores == {}
+    assert build_provision_inputs(current, change, AdvisorState(), InferenceConfig(), S).reclaim_use_cores == {}

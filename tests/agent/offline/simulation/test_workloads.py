@@ -35,7 +35,7 @@ def test_every_load_is_a_part_of_its_peak_and_the_same_again(kind: str) -> None:
     assert first != [build_load(kind, 8)(second) for second in range(0, 20_000, 7)]
 
 
-def test_bursts_rise_at_once_and_die_away() -> None:
+def test_bursts_rise_at_once_and_decay() -> None:
     """Some three windows of five have one, which is at least half again as high as the calm."""
     levels = [build_load("bursty", 3)(second) for second in range(30_000)]
     windows = [max(levels[start : start + 300]) for start in range(0, 30_000, 300)]
