@@ -1,4 +1,4 @@
-"""Names the kernel fields that several probes read, by the macros of kernel.bpf.h and common.bpf.h."""
+"""Names the kernel fields that several probes read, by the macros of kernel.bpf.h and per_cgroup.bpf.h."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from probes.cgroup_table import MAX_CGROUP_SLOTS, cgroup_slots
 
 MIB = 1 << 20
 WAITS, THROTTLES, SOCKETS, COUNTERS, WAKEUPS = 288, 240, 72, 24, 672
-SOURCE = (Path(runqlat.__file__).parent / "common.bpf.h").read_text()
+SOURCE = (Path(runqlat.__file__).parent / "per_cgroup.bpf.h").read_text()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_values_are_as_large_as_that() -> None:
 
 
 def without_place(tags: Iterable[int], places: int) -> int:
-    """How many find their window full: place_for() of common.bpf.h once more."""
+    """How many find their window full: place_for() of per_cgroup.bpf.h once more."""
     window = int(re.findall(r"#define WINDOW (\d+)", SOURCE)[0])
     taken: set[int] = set()
     lost = 0
@@ -76,7 +76,7 @@ def tables(cpus: int) -> dict[str, int]:
         "counters": counters.job(counters.FORMS, range(cpus), counters.EVENTS),
         "wakeups": wakeups.job(wakeups.FORMS, cpus),
     }
-    return {name: job.constants["PLACES"] for name, job in jobs.items()}
+    return {name: job.constants["CGROUP_SLOTS"] for name, job in jobs.items()}
 
 
 DOCUMENTED = Path(runqlat.__file__).parents[1] / "docs/operations.md"
