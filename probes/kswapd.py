@@ -127,7 +127,7 @@ def job(forms: Sequence[str], numa_nodes: Sequence[int], btf: Path = VMLINUX) ->
 
 
 def open_kswapd(*, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX) -> KswapdProbe:
-    """Start the probe in the first form that the kernel accepts. Raises Unavailable with reason and remedy if it accepts none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     numa_nodes = nodes_with_memory()
     return load_probe(
         job(forms, numa_nodes, btf), partial(KswapdProbe, numa_nodes=numa_nodes), child_python=child_python

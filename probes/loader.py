@@ -312,7 +312,7 @@ def _scratch_directory() -> Iterator[str]:
     try:
         yield directory
     finally:
-        # A child that ended between two jobs left the directory empty; rmdir needs no descriptor, of which there may be none left.
+        # A child that ended between two jobs left the directory empty, and rmdir needs no descriptor: none may be left.
         try:
             Path(directory).rmdir()
         except OSError:

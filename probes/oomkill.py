@@ -144,5 +144,5 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
 def open_oomkill(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> OomKillProbe:
-    """Start the probe in the first form that the kernel accepts. Raises Unavailable with reason and remedy if it accepts none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, btf), OomKillProbe, child_python=child_python)

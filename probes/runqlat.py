@@ -221,5 +221,5 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX, *, blame: bool = F
 def open_runqlat(
     *, forms: Sequence[str] = FORMS, blame: bool = True, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> RunqLatencyProbe:
-    """Start the probe in the first form that the kernel accepts. Raises Unavailable with reason and remedy if it accepts none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, cpu_id_limit(), btf, blame=blame), RunqLatencyProbe, child_python=child_python)

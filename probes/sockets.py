@@ -114,5 +114,5 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
 def open_sockets(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> SocketsProbe:
-    """Start the probe in the first form that the kernel accepts. Raises Unavailable with reason and remedy if it accepts none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, possible_cpus(), btf), SocketsProbe, child_python=child_python)

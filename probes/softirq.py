@@ -75,5 +75,5 @@ def job(forms: Sequence[str], btf: Path = VMLINUX) -> Job:
 def open_softirq(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> SoftIrqProbe:
-    """Start the probe in the first form that the kernel accepts. Raises Unavailable with reason and remedy if it accepts none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, btf), SoftIrqProbe, child_python=child_python)

@@ -170,7 +170,7 @@ class ThreadsProbe:
         self._loads: dict[int, LoadAverages] = {}
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        """Return the current threads of the live cgroups, and their loads from the first sample on. Raises Unavailable once closed."""
+        """Return the current threads of the live cgroups, and their loads. Raises Unavailable once closed."""
         if self._counter is None:
             raise Unavailable("the probe threads is closed", "open it again")
         if self._clock() >= self._paused_until_ns:

@@ -96,5 +96,5 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
 def open_throttles(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> ThrottlesProbe:
-    """Start the probe in the first form that the kernel accepts. Raises Unavailable with reason and remedy if it accepts none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, possible_cpus(), btf), ThrottlesProbe, child_python=child_python)

@@ -139,5 +139,5 @@ def job(forms: Sequence[str], cpus: int, btf: Path = VMLINUX) -> Job:
 def open_wakeups(
     *, forms: Sequence[str] = FORMS, child_python: Path = CHILD_PYTHON, btf: Path = VMLINUX
 ) -> WakeupsProbe:
-    """Start the probe in the first form that the kernel accepts. Raises Unavailable with reason and remedy if it accepts none."""
+    """Start the probe in the first form that the kernel accepts. Raises Unavailable if it accepts none."""
     return load_probe(job(forms, cpu_id_limit(), btf), WakeupsProbe, child_python=child_python)

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.browser
 
 def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: AgentServer) -> None:
     """See the table at the top of tests/builders/interference_node.py."""
-    made = interference_node.interference_cycles(40)
-    agent.show(made)
+    created = interference_node.interference_cycles(40)
+    agent.show(created)
     page = opened(browser, agent)
     assert rows(page, "#blame") == [
         ["waits ↓ for →", "all waits", "lab/batch train", BUILD, "shop/web", "the rest", "own throttling", "real-time tasks",
@@ -33,7 +33,7 @@ def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: Age
         ["shop/web", "400", "240", "100", "20", "", "30", "4.0", "6.0"],
         [BUILD, "120", "100", "15", "", "", "", "", "5.0"],
     ]  # fmt: skip
-    views = [build_view(finished) for finished in made]
+    views = [build_view(finished) for finished in created]
     assert page.text("#blame-top") == blame_summary(average_blame(views[-30:]), cgroup_labels(views[-1].containers)), (
         "as top says it"
     )
@@ -88,12 +88,12 @@ def test_the_table_is_sorted_by_its_heads(browser: Browser, agent: AgentServer) 
     page = opened(browser, agent)
 
     def press(head: str) -> tuple[list[str], Any]:
-        found = (
+        actual = (
             f"[...document.querySelectorAll('#workloads th button')].find(b => b.textContent === {json.dumps(head)})"
         )
-        page.eval(f"{found}.click()")
+        page.eval(f"{actual}.click()")
         return [line[0] for line in rows(page, "#workloads")[1:]], page.eval(
-            f"{found}.parentElement.getAttribute('aria-sort')"
+            f"{actual}.parentElement.getAttribute('aria-sort')"
         )
 
     assert [line[0] for line in rows(page, "#workloads")[1:]] == ["shop/web", "lab/batch", BUILD]
@@ -118,8 +118,8 @@ def test_columns_of_other_resources(
     page = opened(browser, agent)
     page.eval(f"document.querySelector('#columns input[value={columns}]').click()")
     line = next(line for line in rows(page, "#workloads") if line[0] == "lab/batch")
-    for found, meant in zip(line[3:], batch, strict=True):
-        assert meant is None or found == meant
+    for actual, intended in zip(line[3:], batch, strict=True):
+        assert intended is None or actual == intended
 
 
 def test_memory_and_threads_are_the_views(browser: Browser, agent: AgentServer) -> None:
@@ -136,16 +136,16 @@ def test_memory_and_threads_are_the_views(browser: Browser, agent: AgentServer) 
     assert page.eval("document.querySelectorAll('#zones [data-state=low]').length") == 1
     assert "train<b> (process 4242) of /batch" in page.text("#oom")
     assert rows(page, "#threads")[1] == ["shop/web", "3", "1", "1", "7", "1.50", ""], "stuck: not for a disk"
-    said = page.eval(
+    message = page.eval(
         """(() => { const plot = document.querySelector('#reclaim-chart .plot'); plot.focus();
         plot.dispatchEvent(new KeyboardEvent('keydown', {key: 'End'})); return plot.getAttribute('aria-valuetext'); })()"""
     )
-    assert said.endswith("direct 82 ms, at limits 200 ms, kswapd 400 ms")
+    assert message.endswith("direct 82 ms, at limits 200 ms, kswapd 400 ms")
 
 
 def test_a_node_without_listed_pods_is_worth_looking_at(browser: Browser, agent: AgentServer) -> None:
-    made = interference_node.interference_cycles(40, pods=())
-    agent.show(made)
+    created = interference_node.interference_cycles(40, pods=())
+    agent.show(created)
     page = opened(browser, agent)
     assert page.text("#reason") == "No pods are listed: every cgroup is watched, and nothing is decided."
     shown = page.eval(

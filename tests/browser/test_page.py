@@ -21,10 +21,10 @@ pytestmark = pytest.mark.browser
 
 
 def test_headline_numbers_are_the_views(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
-    agent.show(told.rounds)
-    view = build_view(told.rounds[-1])
+    agent.show(reported.rounds)
+    view = build_view(reported.rounds[-1])
     web = view.containers[0]
     assert web.latency is not None
     assert web.wait is not None
@@ -49,21 +49,21 @@ def test_headline_numbers_are_the_views(
 
 
 def test_a_round_without_a_finished_wait_is_told_from_waits_that_nobody_measures(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
-    last = told.rounds[-1]
+    last = reported.rounds[-1]
     before = msgspec.structs.replace(last.snapshot, taken_at_ns=last.snapshot.taken_at_ns - 20_000_000)
-    agent.show([*told.rounds[:-1], msgspec.structs.replace(last, previous=before)])
+    agent.show([*reported.rounds[:-1], msgspec.structs.replace(last, previous=before)])
     page = opened(browser, agent)
     assert (page.text("#wait"), page.text("#wait-note")) == (formats.ABSENT, "no wait ended")
 
 
 def test_headroom_is_said_to_hold_what_is_used(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     """Nothing comes on top: right after the spike all of the headroom is in use. What is advertised moves slowly."""
-    agent.show(told.rounds[:206])
-    view = build_view(told.rounds[205])
+    agent.show(reported.rounds[:206])
+    view = build_view(reported.rounds[205])
     assert view.headroom is not None
     assert view.reclaimed_cores == view.headroom.cores == view.reclaimable_cores
     assert view.reclaimable_cores < 1
@@ -77,8 +77,8 @@ def test_workloads_table_is_the_views(browser: Browser, agent: AgentServer) -> N
     last = colocation_run.simulate_run(230, others=(colocation_run.LONG,)).rounds[-2:]
     agent.show(last)
     page = opened(browser, agent)
-    found = rows(page, "#workloads tbody")
-    for row, c in zip(found, build_view(last[-1]).containers, strict=True):
+    actual = rows(page, "#workloads tbody")
+    for row, c in zip(actual, build_view(last[-1]).containers, strict=True):
         wait, latency = c.wait, c.latency
         assert row == [
             c.pod, c.container, c.qos, formats.cores(c.cpu_cores), formats.percent(c.throttled_ratio),
@@ -87,16 +87,16 @@ def test_workloads_table_is_the_views(browser: Browser, agent: AgentServer) -> N
             formats.duration(wait.p99_us if wait else None), formats.milliseconds(latency.p50_ms if latency else None),
             formats.milliseconds(latency.p99_ms if latency else None), formats.integer(latency.per_second if latency else None),
         ]  # fmt: skip
-    assert found[3][3:] == [formats.ABSENT] * 11, "a container whose cgroup is gone has no number at all"
+    assert actual[3][3:] == [formats.ABSENT] * 11, "a container whose cgroup is gone has no number at all"
 
 
 def test_names_are_text_whatever_they_contain(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     hostile = colocation_run.simulate_run(
         220, others=(colocation_run.HOSTILE,), startup_warnings=("<img src=x onerror=alert(3)> is missing",)
     )
-    agent.journal.all = list(colocation_run.with_every_status(told))
+    agent.journal.all = list(colocation_run.with_every_status(reported))
     agent.show(hostile.rounds)
     page = browser.page()
     page.call(
@@ -123,9 +123,9 @@ def test_names_are_text_whatever_they_contain(
 
 
 def test_an_address_with_a_user_and_a_password(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
-    agent.show(told.rounds[:3])
+    agent.show(reported.rounds[:3])
     page = browser.page()
     page.go(agent.url.replace("//", "//user:secret@"))
     page.until(LIVE)
@@ -136,7 +136,7 @@ def test_before_the_first_round(browser: Browser, agent: AgentServer) -> None:
     page = browser.page()
     page.go(agent.url)
     page.until("document.body.dataset.live === 'away'")
-    assert "no round has finished yet" in page.text("#alert")
+    assert "no cycle has finished yet" in page.text("#alert")
     assert page.text("#reason") == "Waiting for the first round."
 
 
@@ -176,9 +176,9 @@ def sums_only(finished: Cycle) -> Cycle:
 
 
 def test_a_source_that_knows_sums_only(
-    browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
-    rounds = [sums_only(finished) for finished in told.rounds[:20]]
+    rounds = [sums_only(finished) for finished in reported.rounds[:20]]
     agent.show(rounds)
     page = opened(browser, agent)
     wait = build_view(rounds[-1]).containers[0].wait
@@ -207,8 +207,8 @@ def test_what_is_missing_is_said_with_its_remedy(browser: Browser, agent: AgentS
     assert page.text("#waits-form") == "tp_btf"
 
 
-def test_nothing_comes_from_elsewhere(browser: Browser, agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds)
+def test_nothing_comes_from_elsewhere(browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun) -> None:
+    agent.show(reported.rounds)
     page = opened(browser, agent)
     urls = page.requests()
     assert len(urls) > 8

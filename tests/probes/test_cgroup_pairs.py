@@ -28,8 +28,8 @@ def pairs(*entries: tuple[int, int, int]) -> PairEntries:
 def resolve(
     accounts: PairAccounts, entries: Sequence[tuple[int, int, int]], tags: Mapping[int, int], live: Mapping[int, str]
 ) -> ResolvedPairs:
-    known = np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64)
-    return accounts.resolve(pairs(*entries), CgroupTags(*known), live)
+    existing = np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64)
+    return accounts.resolve(pairs(*entries), CgroupTags(*existing), live)
 
 
 @pytest.mark.parametrize(("cpus", "bits"), [(1, 13), (2, 13), (32, 13), (33, 12), (64, 12), (128, 11), (8192, 5)])
@@ -39,26 +39,26 @@ def test_the_table_stays_within_4_mib_on_every_machine(cpus: int, bits: int) -> 
 
 
 def test_one_pair_on_several_cpus_is_one_sum() -> None:
-    found = resolve(PairAccounts(8), [(10, 20, 5), (20, 10, 100), (10, 20, 7), (10, 10, 1)], TAGS, LIVE)
-    assert found.by_path == {1001: {"/a": 1, "/b": 12}, 1002: {"/a": 100}}
-    assert found.unattributed == {}
-    assert found.reclaimable.nonzero()[0].tolist() == []
+    actual = resolve(PairAccounts(8), [(10, 20, 5), (20, 10, 100), (10, 20, 7), (10, 10, 1)], TAGS, LIVE)
+    assert actual.by_path == {1001: {"/a": 1, "/b": 12}, 1002: {"/a": 100}}
+    assert actual.unattributed == {}
+    assert actual.reclaimable.nonzero()[0].tolist() == []
 
 
 def test_two_tags_of_one_cgroup_are_one_culprit() -> None:
     """Its cpu controller was switched off and on again."""
-    found = resolve(PairAccounts(8), [(10, 20, 5), (10, 21, 6)], {**TAGS, 21: 1002}, LIVE)
-    assert found.by_path == {1001: {"/b": 11}}
+    actual = resolve(PairAccounts(8), [(10, 20, 5), (10, 21, 6)], {**TAGS, 21: 1002}, LIVE)
+    assert actual.by_path == {1001: {"/b": 11}}
 
 
 def test_only_the_low_halves_of_tags_are_in_the_table() -> None:
-    found = resolve(PairAccounts(8), [(10, 20, 5)], {(7 << 32) + 10: 1001, (9 << 32) + 20: 1002}, LIVE)
-    assert found.by_path == {1001: {"/b": 5}}
+    actual = resolve(PairAccounts(8), [(10, 20, 5)], {(7 << 32) + 10: 1001, (9 << 32) + 20: 1002}, LIVE)
+    assert actual.by_path == {1001: {"/b": 5}}
 
 
 def test_the_root_has_a_name_even_where_it_is_not_listed() -> None:
-    found = resolve(PairAccounts(8), [(10, 2, 5)], {10: 1001, 2: 1}, {1001: "/a"})
-    assert found.by_path == {1001: {"/": 5}}
+    actual = resolve(PairAccounts(8), [(10, 2, 5)], {10: 1001, 2: 1}, {1001: "/a"})
+    assert actual.by_path == {1001: {"/": 5}}
 
 
 def test_a_culprit_that_is_gone_becomes_part_of_the_rest_and_its_entries_are_given_back() -> None:
@@ -97,8 +97,8 @@ def test_a_culprit_gets_its_name_at_the_next_listing_and_what_came_before_stays_
 
 
 def test_retired_places_name_nobody() -> None:
-    found = resolve(PairAccounts(8), [(10, 20, 5)], {10: 1001, RETIRED_TAG: 0}, LIVE)
-    assert (found.by_path, found.unattributed) == ({}, {1001: 5})
+    actual = resolve(PairAccounts(8), [(10, 20, 5)], {10: 1001, RETIRED_TAG: 0}, LIVE)
+    assert (actual.by_path, actual.unattributed) == ({}, {1001: 5})
 
 
 def test_a_culprit_that_was_forgotten_too_early_is_named_again_for_what_is_new() -> None:
@@ -115,8 +115,8 @@ def test_an_entry_may_be_a_row_of_a_sum_and_a_histogram() -> None:
     accounts, tags = PairAccounts((8, 3)), (np.array([10, 20], np.uint64), np.array([1001, 1002], np.uint64))
 
     def rows(*values: list[int]) -> PairEntries:
-        found = np.array(values, np.uint64)
-        return PairEntries(np.arange(2), np.full(2, 10, np.uint64), np.full(2, 20, np.uint64), found)
+        actual = np.array(values, np.uint64)
+        return PairEntries(np.arange(2), np.full(2, 10, np.uint64), np.full(2, 20, np.uint64), actual)
 
     first = accounts.resolve(rows([50, 1, 2], [7, 1, 0]), CgroupTags(*tags), LIVE)
     assert (first.by_path, first.unattributed) == ({1001: {"/b": [57, 2, 2]}}, {})
@@ -129,9 +129,9 @@ def test_an_entry_may_be_a_row_of_a_sum_and_a_histogram() -> None:
 
 @pytest.mark.parametrize(("cpus", "bits"), [(2, 13), (8, 13), (16, 12), (128, 9)])
 def test_a_table_with_histograms_stays_within_its_own_bound(cpus: int, bits: int) -> None:
-    made = job(("tp_btf",), cpus).constants
-    assert made["PAIR_BITS"] == bits
-    assert (16 + 8 * made["PAIR_SLOTS"]) * cpus << bits <= wakeups.MAX_WAKEUP_PAIR_BYTES == 16 << 20
+    created = job(("tp_btf",), cpus).constants
+    assert created["PAIR_BITS"] == bits
+    assert (16 + 8 * created["PAIR_SLOTS"]) * cpus << bits <= wakeups.MAX_WAKEUP_PAIR_BYTES == 16 << 20
 
 
 def test_an_empty_table_has_nobody() -> None:
@@ -158,7 +158,7 @@ def test_whatever_comes_and_goes_nothing_is_lost_and_the_rest_never_falls(
     What was told under a name ends with it, as a removed cgroup's counters do.
     """
     accounts, table, retired = PairAccounts(8), dict[tuple[int, int], int](), set[int]()
-    total, rest, ended, told = 0, 0, 0, dict[str, int]()
+    total, rest, ended, reported = 0, 0, 0, dict[str, int]()
     for growth, listed, retire in steps:
         retired |= retire
         for pair, ns in growth.items():
@@ -169,14 +169,14 @@ def test_whatever_comes_and_goes_nothing_is_lost_and_the_rest_never_falls(
             at=np.array([CELLS.index(pair) for pair in table], np.intp)
         )
         tags = {tag: number for tag, number in TAGS.items() if tag not in retired}
-        known = CgroupTags(np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64))
-        found = accounts.resolve(entries, known, {number: LIVE[number] for number in listed})
-        accounts.forget(entries.at[found.reclaimable])
-        for at in entries.at[found.reclaimable].tolist():
+        existing = CgroupTags(np.array([*tags], np.uint64), np.array([*tags.values()], np.uint64))
+        actual = accounts.resolve(entries, existing, {number: LIVE[number] for number in listed})
+        accounts.forget(entries.at[actual.reclaimable])
+        for at in entries.at[actual.reclaimable].tolist():
             del table[CELLS[at]]
-        named = found.by_path.get(1001, {})
-        ended += sum(ns for culprit, ns in told.items() if culprit not in named)
-        told = named
-        assert sum(named.values()) + found.unattributed.get(1001, 0) + ended == total
-        assert found.unattributed.get(1001, 0) >= rest
-        rest = found.unattributed.get(1001, 0)
+        named = actual.by_path.get(1001, {})
+        ended += sum(ns for aggressor, ns in reported.items() if aggressor not in named)
+        reported = named
+        assert sum(named.values()) + actual.unattributed.get(1001, 0) + ended == total
+        assert actual.unattributed.get(1001, 0) >= rest
+        rest = actual.unattributed.get(1001, 0)

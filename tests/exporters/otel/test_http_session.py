@@ -69,11 +69,11 @@ def collect() -> Iterator[Callable[[Answers], Collector]]:
 
 @pytest.fixture
 def bounded() -> Iterator[Session]:
-    with bounded_session(trust_env=False) as made:
-        yield made
+    with bounded_session(trust_env=False) as created:
+        yield created
 
 
-def whole(text: bytes) -> Answers:
+def full(text: bytes) -> Answers:
     return lambda connection: connection.sendall(text)
 
 
@@ -92,7 +92,7 @@ def test_a_redirection_is_a_failure_that_says_where_to(
     collect: Callable[[Answers], Collector], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = f"HTTP/1.1 {status} Elsewhere\r\nLocation: https://other/v1/metrics\r\nContent-Length: 0\r\n\r\n"
-    collector = collect(whole(head.encode()))
+    collector = collect(full(head.encode()))
     with caplog.at_level(logging.WARNING):
         sink = start_otel({
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
@@ -105,9 +105,9 @@ def test_a_redirection_is_a_failure_that_says_where_to(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         sink.close()
-    said = next(text for text in caplog.messages if "export fails" in text)
-    assert f"HTTP {status}" in said
-    assert "'https://other/v1/metrics'" in said
+    message = next(text for text in caplog.messages if "export fails" in text)
+    assert f"HTTP {status}" in message
+    assert "'https://other/v1/metrics'" in message
 
 
 def test_of_a_long_answer_little_is_read(collect: Callable[[Answers], Collector], bounded: Session) -> None:
@@ -121,7 +121,7 @@ def test_an_answer_is_not_unpacked(collect: Callable[[Answers], Collector], boun
     """A quarter of a GiB comes of 260 KiB; nobody asked for it packed."""
     bomb = gzip.compress(bytes(BOMB_BYTES))
     head = f"HTTP/1.1 400 No\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n".encode()
-    collector = collect(whole(head + bomb))
+    collector = collect(full(head + bomb))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = bounded.post(collector.url, b"x", timeout=PATIENCE_S)
     assert len(answer.content) <= MAX_BODY_BYTES
@@ -159,6 +159,6 @@ def test_interim_answers_have_an_end(
 def test_a_connection_serves_one_export_after_another(
     collect: Callable[[Answers], Collector], bounded: Session
 ) -> None:
-    collector = collect(whole(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"))
+    collector = collect(full(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"))
     assert [bounded.post(collector.url, b"x", timeout=PATIENCE_S).content for _ in range(3)] == [b"ok"] * 3
     assert (len(collector.heads), collector.connections) == (3, 1)
