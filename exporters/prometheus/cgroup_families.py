@@ -13,8 +13,11 @@ from mmap import PAGESIZE
 from typing import NamedTuple
 
 from api.cpu import parse_cpu_list
+from api.histogram import quantile_ns
 from api.measurements import UNLIMITED, Blame, CgroupLimits, Durations, SocketTraffic
 from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S, RUNQ_LATENCY_BOUNDS_S
+from api.rates import compute_rates
+from api.runq_latency import online_runq_latency
 from api.snapshot import CgroupSample, Snapshot
 from api.text import printable
 from exporters.prometheus.metric_family import (
@@ -36,6 +39,7 @@ NO_POD_LABELS: Labels = ("", "", "", "")
 MAX_AGGRESSORS_PER_CGROUP = 16
 """Number of aggressors per cgroup that have series: those with the largest share of its latency."""
 MAX_DEVICES_PER_CGROUP = 16
+EVALUATED_QUANTILES = (0.5, 0.99)
 LOAD_PERIODS = ("1m", "5m", "15m")
 MEMORY_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("anon", ("anon", "total_rss", "rss")),
@@ -90,6 +94,7 @@ def cgroup_families(
         )
         yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
     yield _runq_latency(shown, previous, trace, snapshot.wall_time_ns)
+    yield _evaluated_latency(snapshot, previous, shown)
     yield _blame(snapshot, previous, shown)
     yield _distribution_family("dioptase_cgroup_throttle_seconds", shown, _throttles)
     yield _distribution_family("dioptase_cgroup_reclaim_seconds", shown, _reclaim)
@@ -154,6 +159,19 @@ def _runq_latency(
         if sample.wait is not None
     )
     return MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_runq_wait_seconds"], distributions=distributions)
+
+
+def _evaluated_latency(snapshot: Snapshot, previous: Snapshot | None, shown: list[CgroupSeries]) -> MetricFamily:
+    change = compute_rates(previous, snapshot) if previous else None
+    latencies = online_runq_latency(snapshot, change, previous)
+    points = [
+        MetricPoint(owner, (str(quantile),), value / NS_PER_S)
+        for owner, sample in shown
+        if (latency := latencies.get(sample.path)) is not None and latency.slots is not None
+        for quantile in EVALUATED_QUANTILES
+        if (value := quantile_ns(latency.slots, quantile)) is not None
+    ]
+    return MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_runq_wait_evaluated_seconds"], points=tuple(points))
 
 
 def _longest_wait_exemplar(

@@ -122,14 +122,14 @@ def test_landmarks_and_names_for_readers(
     assert len(roles["main"]) == 1
     assert {
         "Decisions",
-        "Run-queue waits",
-        "Who waits",
-        "Who makes them wait",
+        "Run-queue latency",
+        "Run-queue latency by cgroup",
+        "Aggressors",
         "Memory",
         "Threads by state",
         "Workloads",
         "Sources",
-        "Verdict of the latest round",
+        "Result of the latest cycle",
     } <= set(roles["region"])
     assert all(name for role in ("slider", "searchbox", "combobox", "radio", "table") for name in roles.get(role, []))
     assert len(roles["slider"]) == 9
@@ -181,7 +181,7 @@ def test_a_new_round_leaves_the_place_of_who_reads(browser: Browser, agent: Agen
     )
     page.eval("(window.reading = document.querySelector('#blame [tabindex=\"0\"]')).focus()")
     agent.show([busier(created[39])])
-    page.until("document.querySelector('#live-text').textContent.startsWith('round 40 ')")
+    page.until("document.querySelector('#live-text').textContent.startsWith('cycle 40 ')")
     assert [place for place in places if page.text(place) == before[place]] == []
     assert page.eval("lost") == []
     assert page.eval("document.activeElement === reading")

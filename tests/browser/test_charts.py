@@ -83,7 +83,7 @@ def test_the_shadow_policy_is_told_and_drawn(
     agent.show([msgspec.structs.replace(finished, shadow=shadow) for finished in reported.rounds])
     page = opened(browser, agent)
     text = page.eval("document.getElementById('shadow').textContent")
-    assert text.startswith(f"In the shadow, canonical would lend 1.00 cores ({advice.action}). ")
+    assert text.startswith(f"Shadow policy canonical: 1.00 reclaimable cores ({advice.action}). ")
     assert text.endswith(advice.reason.text)
     height = page.eval("document.querySelector('#cpu-chart path.s-shadow').getBBox().height")
     assert height < 1, "one core from the first round to the last is a level line"
@@ -130,13 +130,13 @@ def test_charts_tell_their_numbers_to_the_keyboard(
     assert view.reclaimed_cores is not None
     assert message == (
         f"{formats.clock(view.wall_time_ms)}: batch {formats.cores(view.reclaimed_cores)}, online {formats.cores(online)}, "
-        f"other {formats.cores(busy - online - view.reclaimed_cores)}, lent {formats.cores(view.reclaimable_cores)}"
+        f"other {formats.cores(busy - online - view.reclaimed_cores)}, reclaimable {formats.cores(view.reclaimable_cores)}"
     )
     page.press("Home")
     message = page.eval("document.querySelector('#latency-chart .plot').getAttribute('aria-valuetext')")
     assert (
         message
-        == f"{formats.clock(build_view(reported.rounds[0]).wall_time_ms)}: p99 not known, p50 not known, wait p99 not known"
+        == f"{formats.clock(build_view(reported.rounds[0]).wall_time_ms)}: p99 not known, p50 not known, run queue p99 not known"
     )
 
 
@@ -159,6 +159,6 @@ def test_the_forecast_is_told_with_how_often_it_missed(
     agent.show([msgspec.structs.replace(finished, forecasts=FORECASTS) for finished in reported.rounds])
     page = opened(browser, agent)
     assert page.eval("document.getElementById('forecast').textContent") == (
-        "Foretold for the next hour, all but batch work: at most 2.25 cores, 1.50 cores now, missed 6.3 % of the last day's"
+        "Forecast for the next hour, without batch work: at most 2.25 cores, 1.50 cores now, missed 6.3 % of the last day's"
         " (5.5 % allowed); at most 2.93 GiB of memory, 1.95 GiB now, missed 25 % of the last day's (5.5 % allowed)."
     )

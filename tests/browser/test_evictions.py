@@ -26,12 +26,12 @@ def test_the_card_shows_thresholds_conditions_and_who_had_to_leave(browser: Brow
     agent.show(reported(seq) for seq in (1, 2, 3))
     page = opened(browser, agent)
     page.until("document.querySelectorAll('#evicted li').length > 0")
-    note = "2 of 3 thresholds met · 1 not judged · leaving: default/batch"
-    assert page.text("#evictions-note") == f"{note} · default/needed has to leave and stays for now: budget"
+    note = "2 of 3 thresholds met · 1 not evaluated · terminating: default/batch"
+    assert page.text("#evictions-note") == f"{note} · default/needed is blocked for now: budget"
     assert [row[:4] for row in rows(page, "#thresholds tbody")] == [
         [f"{MEMORY_PLUGIN} free", "■ hard for 2.00 s", "64.0 MiB", "< 96.0 MiB"],
         ["rss-overuse-eviction-plugin rss", "▲ soft for 2.00 s, dry run", "1.5", "> 1.05"],
-        [f"{MEMORY_PLUGIN} psi", "not judged", formats.ABSENT, formats.ABSENT],
+        [f"{MEMORY_PLUGIN} psi", "not evaluated", formats.ABSENT, formats.ABSENT],
     ]
     assert rows(page, "#thresholds tbody")[0][4] == "64.0 MiB of memory are free; the watermark is 96.0 MiB."
     condition = page.text("#conditions li")
@@ -43,8 +43,8 @@ def test_the_card_shows_thresholds_conditions_and_who_had_to_leave(browser: Brow
     )
     assert [fate for fate, _ in actual] == ["done", "bad", "done", "done", "shown", "done"]
     assert "default/stuck EvictExceededGracePeriod" in actual[1][1]
-    assert "default/web would leave" in actual[4][1]
-    assert f"default/batch has to leave{MEMORY_PLUGIN}: plugin met threshold: 64.0 MiB are free" in actual[5][1]
+    assert "default/web would be evicted" in actual[4][1]
+    assert f"default/batch is evicted{MEMORY_PLUGIN}: plugin met threshold: 64.0 MiB are free" in actual[5][1]
     assert not page.eval("document.querySelector('#evictions').hidden")
     page.close()
 

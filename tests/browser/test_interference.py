@@ -27,7 +27,7 @@ def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: Age
     agent.show(created)
     page = opened(browser, agent)
     assert rows(page, "#blame") == [
-        ["waits ↓ for →", "all waits", "lab/batch train", BUILD, "shop/web", "the rest", "own throttling", "real-time tasks",
+        ["victim ↓ aggressor →", "all waits", "lab/batch train", BUILD, "shop/web", "the rest", "own throttling", "real-time tasks",
          "other"],
         ["lab/batch train", "900", "500", "300", "", "", "80", "", "20"],
         ["shop/web", "400", "240", "100", "20", "", "30", "4.0", "6.0"],
@@ -60,7 +60,7 @@ def test_the_matrix_is_walked_with_the_arrow_keys(browser: Browser, agent: Agent
     assert page.eval("document.activeElement.textContent") == "6.0"
     assert page.eval("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     agent.show(interference_node.interference_cycles(44)[40:])
-    page.until("document.querySelector('#live-text').textContent.startsWith('round 44 ')")
+    page.until("document.querySelector('#live-text').textContent.startsWith('cycle 44 ')")
     assert page.eval("document.activeElement.textContent") == "6.0", "a new round leaves the place"
     roles = page.eval("document.activeElement.closest('table').getAttribute('role')")
     assert roles == "grid"
@@ -74,13 +74,13 @@ def test_the_filter_governs_all_pictures_and_the_table(browser: Browser, agent: 
     assert [line[0] for line in rows(page, "#blame")[1:]] == ["shop/web"]
     assert [line[0] for line in rows(page, "#workloads")[1:]] == ["shop/web"]
     assert [line[0] for line in rows(page, "#threads")[1:]] == ["shop/web"]
-    assert page.text("#found") == "1 of 8"
-    assert page.eval("document.querySelector('#found').getAttribute('role')") == "status"
+    assert page.text("#matches") == "1 of 8"
+    assert page.eval("document.querySelector('#matches').getAttribute('role')") == "status"
     choose(page, "#filter", "")
     choose(page, "#whose", "others")
     assert set(heat_rows(page)) == {BUILD, *(f"/kubepods/burstable/pod{k:03}" for k in range(5))}
     choose(page, "#filter", "nothing is called so")
-    assert page.text("#no-workloads") == "No cgroup shown here fits this filter; 1 more do and hold less, see /metrics."
+    assert page.text("#no-workloads") == "No cgroup matches this filter; 1 more with lower values, see /metrics."
 
 
 def test_the_table_is_sorted_by_its_heads(browser: Browser, agent: AgentServer) -> None:
@@ -125,7 +125,7 @@ def test_columns_of_other_resources(
 def test_memory_and_threads_are_the_views(browser: Browser, agent: AgentServer) -> None:
     agent.show(interference_node.interference_cycles(40))
     page = opened(browser, agent)
-    assert page.text("#memory-free") == "2.00 GiB of 8.00 GiB could be had (25 %)"
+    assert page.text("#memory-free") == "2.00 GiB of 8.00 GiB available (25 %)"
     assert (
         page.text("#memory-facts") == "direct reclaim82.0 ms a secondreclaim at limits200 ms a secondrefaults80 pages/s"
     )
@@ -147,16 +147,16 @@ def test_a_node_without_listed_pods_is_worth_looking_at(browser: Browser, agent:
     created = interference_node.interference_cycles(40, pods=())
     agent.show(created)
     page = opened(browser, agent)
-    assert page.text("#reason") == "No pods are listed: every cgroup is watched, and nothing is decided."
+    assert page.text("#reason") == "No pods are listed: every cgroup is measured, and nothing is decided."
     shown = page.eval(
         "[...document.querySelectorAll('.tile')].filter(t => t.offsetParent).map(t => t.querySelector('dt').textContent)"
     )
     assert shown == [
-        "Node busy", "Longest wait p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free", "Throttled most",
+        "Node busy", "Highest run-queue latency p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free", "Throttled most",
     ]  # fmt: skip
     assert page.text("#waiting") == formats.cores(1.42)
     assert page.text("#stalled") == "30 %"
-    assert page.text("#wait-who") == BATCH
+    assert page.text("#wait-pod") == BATCH
     assert [line[0] for line in rows(page, "#blame")[1:]] == [BATCH, WEB, BUILD]
     assert rows(page, "#waits-table")[1][:2] == ["all cgroups", formats.integer(30 * 250)]
     assert page.errors() == []
@@ -205,13 +205,13 @@ def test_two_hundred_containers(browser: Browser, agent: AgentServer) -> None:
 def test_what_was_not_measured_is_said_and_not_drawn(browser: Browser, agent: AgentServer) -> None:
     agent.show([four_cpu_node.bare_cycle()])
     page = opened(browser, agent)
-    assert page.text("#no-blame").startswith("Who had the CPU meanwhile is not known")
+    assert page.text("#no-blame").startswith("Aggressors are not measured")
     assert page.text("#heat .empty") == "Nothing has been measured yet."
     assert page.text("#no-threads").startswith("Not measured")
     assert page.text("#no-workloads") == "No cgroup runs, waits, reclaims or holds memory."
     for table in ("#zones", "#kswapd", "#threads"):
         assert page.eval(f"document.querySelector('{table}').hidden") is True
-    assert page.text("#memory-free") == f"{formats.ABSENT} of {formats.ABSENT} could be had"
+    assert page.text("#memory-free") == f"{formats.ABSENT} of {formats.ABSENT} available"
     assert page.errors() == []
 
 

@@ -34,7 +34,7 @@ def test_an_agent_that_goes_away_is_missed_and_its_return_is_noticed(
     agent.show(reported.rounds[:7])
     page.until(LIVE)
     assert page.eval("document.querySelector('#alert').hidden") is True
-    assert page.text("#live-text").startswith("round 7 ")
+    assert page.text("#live-text").startswith("cycle 7 ")
     page.until("document.querySelectorAll('.entry').length === 1")
     page.eval("document.querySelector('#cpu-chart details').open = true")
     page.until("document.querySelectorAll('#cpu-chart tbody tr').length > 0")
@@ -49,9 +49,9 @@ def test_rounds_that_come_later_are_drawn(
     agent.show(reported.rounds[:100])
     page = opened(browser, agent)
     agent.show(reported.rounds[100:101])
-    page.until("document.querySelector('#live-text').textContent.startsWith('round 101 ')")
+    page.until("document.querySelector('#live-text').textContent.startsWith('cycle 101 ')")
     agent.show(reported.rounds[101:140])
-    page.until("document.querySelector('#live-text').textContent.startsWith('round 140 ')")
+    page.until("document.querySelector('#live-text').textContent.startsWith('cycle 140 ')")
     page.eval("document.querySelector('#cpu-chart details').open = true")
     page.until("document.querySelectorAll('#cpu-chart tbody tr').length === 140")
     assert page.errors() == []
@@ -69,7 +69,7 @@ def test_a_clock_that_is_set_moves_nothing(
     page.eval("document.querySelector('#cpu-chart details').open = true")
     for existing in range(119, 141):
         agent.show(moved.rounds[existing - 1 : existing])
-        page.until(f"document.querySelector('#live-text').textContent.startsWith('round {existing} ')")
+        page.until(f"document.querySelector('#live-text').textContent.startsWith('cycle {existing} ')")
     page.until("document.querySelectorAll('#cpu-chart tbody tr').length === 140")
     clocks = [formats.clock(build_view(finished).wall_time_ms) for finished in reversed(moved.rounds[:140])]
     assert [row[0] for row in rows(page, "#cpu-chart tbody")] == clocks
@@ -110,9 +110,9 @@ def test_a_page_that_is_paused_stands_still_and_then_misses_nothing(browser: Bro
     agent.show(created[:40])
     page = opened(browser, agent)
     page.press("p", alt=True)
-    page.until("document.querySelector('#pause').textContent === 'Go on'")
-    assert page.text("[role=status]#pause-said") == "Paused: the page stands still."
-    assert page.text("#live-text").startswith("paused: round 40 ")
+    page.until("document.querySelector('#pause').textContent === 'Resume'")
+    assert page.text("[role=status]#pause-status") == "Paused: the page is not updated."
+    assert page.text("#live-text").startswith("paused: cycle 40 ")
     page.eval("window.changes = 0; new MutationObserver((all) => { changes += all.length; })"
               ".observe(document.body, {childList: true, subtree: true, attributes: true, characterData: true})")  # fmt: skip
     agent.show(created[40:45])
@@ -120,12 +120,12 @@ def test_a_page_that_is_paused_stands_still_and_then_misses_nothing(browser: Bro
     page.eval("new Promise((done) => setTimeout(done, 2500))")  # more than two rounds
     assert page.eval("changes") == 0
     page.eval("document.querySelector('#pause').click()")
-    page.until("document.querySelector('#live-text').textContent.startsWith('round 45 ')")
-    assert page.text("#pause-said") == "The page goes on."
+    page.until("document.querySelector('#live-text').textContent.startsWith('cycle 45 ')")
+    assert page.text("#pause-status") == "Resumed: the page is updated."
     page.eval("document.querySelector('#cpu-chart details').open = true")
     page.until("document.querySelectorAll('#cpu-chart tbody tr').length === 45")
     agent.show(created[45:])
-    page.until("document.querySelector('#live-text').textContent.startsWith('round 46 ')")
+    page.until("document.querySelector('#live-text').textContent.startsWith('cycle 46 ')")
     assert page.errors() == []
 
 
@@ -136,5 +136,5 @@ def test_a_pause_is_not_taken_for_the_agents_silence(browser: Browser, agent: Ag
         "((now) => { window.ahead = 0; performance.now = () => now() + ahead; })(performance.now.bind(performance))"
     )
     page.eval("document.querySelector('#pause').click(); ahead = 3600000; document.querySelector('#pause').click()")
-    page.until("/^round 5 |^no /.test(document.querySelector('#live-text').textContent)")
-    assert page.text("#live-text").startswith("round 5 ")
+    page.until("/^cycle 5 |^no /.test(document.querySelector('#live-text').textContent)")
+    assert page.text("#live-text").startswith("cycle 5 ")

@@ -33,7 +33,7 @@ def test_headline_numbers_are_the_views(
     assert page.text("#policy") == "latency"
     assert page.text("#reason") == view.reason
     assert page.text("#action").endswith(view.action)
-    assert page.text("#live-text") == f"round {view.seq} · {formats.clock(view.wall_time_ms)}"
+    assert page.text("#live-text") == f"cycle {view.seq} · {formats.clock(view.wall_time_ms)}"
     assert page.text("#lent") == formats.cores(view.reclaimable_cores)
     assert page.text("#used") == formats.cores(view.reclaimed_cores)
     assert page.text("#need") == formats.cores(view.requirement_cores)
@@ -45,6 +45,10 @@ def test_headline_numbers_are_the_views(
     )
     assert f"{page.text('#wait')} {page.text('#wait-unit')}" == formats.duration(web.wait.p99_us)
     assert page.text("#wait-note") == f"p50 {formats.duration(web.wait.p50_us)} · target 10 ms"
+    assert web.evaluated_wait is not None
+    assert page.text("#wait-evaluated") == (
+        f"evaluated without own throttling: {formats.duration(web.evaluated_wait.p99_us)}"
+    )
     assert page.errors() == []
 
 
@@ -70,7 +74,7 @@ def test_headroom_is_said_to_hold_what_is_used(
     page = opened(browser, agent)
     assert view.reported_headroom is not None
     assert page.text("#lent-note") == f"headroom {formats.cores(view.headroom.cores)}, use included"
-    assert page.text("#told-note") == f"advertised {formats.cores(view.reported_headroom.cores)}"
+    assert page.text("#reported-note") == f"reported {formats.cores(view.reported_headroom.cores)}"
 
 
 def test_workloads_table_is_the_views(browser: Browser, agent: AgentServer) -> None:
@@ -86,8 +90,9 @@ def test_workloads_table_is_the_views(browser: Browser, agent: AgentServer) -> N
             formats.integer(wait.count if wait else None), formats.duration(wait.p50_us if wait else None),
             formats.duration(wait.p99_us if wait else None), formats.milliseconds(latency.p50_ms if latency else None),
             formats.milliseconds(latency.p99_ms if latency else None), formats.integer(latency.per_second if latency else None),
+            formats.duration(c.evaluated_wait.p99_us if c.evaluated_wait else None),
         ]  # fmt: skip
-    assert actual[3][3:] == [formats.ABSENT] * 11, "a container whose cgroup is gone has no number at all"
+    assert actual[3][3:] == [formats.ABSENT] * 12, "a container whose cgroup is gone has no number at all"
 
 
 def test_names_are_text_whatever_they_contain(
@@ -137,7 +142,7 @@ def test_before_the_first_round(browser: Browser, agent: AgentServer) -> None:
     page.go(agent.url)
     page.until("document.body.dataset.live === 'away'")
     assert "no cycle has finished yet" in page.text("#alert")
-    assert page.text("#reason") == "Waiting for the first round."
+    assert page.text("#reason") == "Waiting for the first cycle."
 
 
 @pytest.mark.parametrize(
@@ -152,7 +157,7 @@ def test_act_mode_is_always_said(browser: Browser, agent: AgentServer, act: ActM
     entries = page.eval("[...document.querySelectorAll('.entry')].map(e => e.dataset.status)")
     assert set(entries) == ({"dry-run"} if act is ActMode.DRY_RUN else set())
     if act is ActMode.OFF:
-        assert page.text("#reason") == "The agent was told to decide nothing (--act off)."
+        assert page.text("#reason") == "Decisions are switched off (--act off)."
         assert page.text("#no-entries") == "No cgroup was changed yet."
         assert page.text("#lent") == formats.ABSENT
 
@@ -184,7 +189,7 @@ def test_a_source_that_knows_sums_only(
     wait = build_view(rounds[-1]).containers[0].wait
     assert wait is not None
     assert wait.p99_us is None
-    assert page.text("#wait-name") == "Online run-queue wait, mean"
+    assert page.text("#wait-name") == "Online run-queue latency, mean"
     assert f"{page.text('#wait')} {page.text('#wait-unit')}" == formats.duration(wait.mean_us)
     assert "sum of waits only" in page.text("#waits-chart .empty")
     assert rows(page, "#workloads tbody")[0][9] == f"mean {formats.duration(wait.mean_us)}"

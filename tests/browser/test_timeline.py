@@ -58,7 +58,7 @@ def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(
     page.until("document.querySelectorAll('#lanes .deed').length > 0")
     spike = next(e for e in reported.entries if e.outcome.decision.reason.rule == "wait_far_above_target")
     pick(page, spike.seq, "pointermove")
-    message = page.text("#told")
+    message = page.text("#decisions-at")
     for part in (
         formats.clock(spike.wall_time_ns / 1e6),
         formats.knob_change(spike.outcome),
@@ -77,7 +77,7 @@ def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(
     assert spike.outcome.decision.reason.text in opened_one
     pick(page, spike.seq, "pointerleave")
     page.eval("document.querySelector('#lanes').dispatchEvent(new PointerEvent('pointerleave'))")
-    assert spike.outcome.decision.reason.text in page.text("#told"), "what was chosen stays told"
+    assert spike.outcome.decision.reason.text in page.text("#decisions-at"), "what was chosen stays told"
 
 
 def test_the_arrow_keys_walk_from_one_decision_to_the_next(
@@ -143,4 +143,4 @@ def test_pools_regions_rejected_pods_and_memory_are_told(
         ["NUMA 0", "3.00 GiB", "2.00 GiB", "▲ tune memcg, 256 MiB short"],
         ["NUMA 1", formats.ABSENT, formats.ABSENT, "? not known"],
     ]
-    assert "The cache reaper is switched off." in page.text("#memory-said")
+    assert "The cache reaper is switched off." in page.text("#memory-reasons")

@@ -12,7 +12,7 @@ def retained(history: ViewHistory, after: int = 0) -> list[bytes]:
 
 
 def test_the_oldest_rounds_make_room() -> None:
-    history = ViewHistory(rounds=3)
+    history = ViewHistory(cycles=3)
     for seq in range(1, 6):
         history.add(seq, b"%d" % seq)
     assert retained(history) == [b"3", b"4", b"5"]
