@@ -178,7 +178,12 @@ class Loop:
                     outcomes += done
                 self._finish(
                     PreviewInputs(
-                        snapshot=snapshot, config=self._config, state=before, external_advice=told, now_ns=started, knobs=knobs
+                        snapshot=snapshot,
+                        config=self._config,
+                        state=before,
+                        external_advice=told,
+                        now_ns=started,
+                        knobs=knobs,
                     )
                 )
         except Exception as error:

@@ -34,7 +34,7 @@ from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, po
 from agent.advisor.provision.provisioner import build_provision_inputs, provision_cpus
 from agent.advisor.provision.region_indicators import update_request_windows
 from agent.advisor.provision.regions import cpus_per_numa_node
-from agent.advisor.runq_latency import NS_PER_MS, find_breaches, find_starved, online_runq_latency
+from agent.advisor.runq_latency import find_breaches, find_starved
 from agent.config.advisor import AdvisorConfig, InferenceConfig
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.allocate import allocate_cpusets
@@ -62,6 +62,7 @@ from api.decision import Advice
 from api.knobs import Reason
 from api.qos import QoSLevel
 from api.rates import Rates, compute_rates
+from api.runq_latency import NS_PER_MS, online_runq_latency
 from api.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import msgspec
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.interference import Interference
 from agent.advisor.runq_latency import (
-    NS_PER_MS,
     StarvedContainer,
     find_breaches,
     is_breach,
@@ -26,6 +25,7 @@ from agent.advisor.runq_latency import (
 from agent.config.advisor import LatencyConfig
 from api.knobs import Reason
 from api.measurements import RunqLatency
+from api.runq_latency import NS_PER_MS
 
 NS_PER_S = 1_000_000_000
 _CAUTION_BAND, _CAUTION_FACTOR = (0.75, 1.1), 0.1

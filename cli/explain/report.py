@@ -268,7 +268,7 @@ def _victim_text(victim: EvictionVictim) -> str:
 def threshold_text(threshold: ThresholdView) -> Iterator[tuple[str, str]]:
     """One threshold of an eviction plugin, as the latest round judged it."""
     which = formats.join([formats.printable(threshold.scope), formats.printable(threshold.subject)], " ")
-    state = formats.printable(threshold.met) if threshold.judged else "not judged"
+    state = formats.printable(threshold.met) if threshold.evaluated else "not judged"
     yield "", f"{formats.printable(threshold.plugin)}: {state}"
     if which:
         yield "scope", which

@@ -262,7 +262,7 @@ def power_document(now: Snapshot, history: MalachiteHistory) -> PowerDocument:
             watts[domain] = spent / elapsed_us
         else:
             return PowerDocument(sensors=_sensors(watts, now))
-    raise Unavailable("two samples of the energy counters are needed", "ask again in a second")
+    raise Unavailable("two samples of the energy counters are needed", "retry after a second")
 
 
 def _sensors(watts: dict[str, float], now: Snapshot) -> PowerSensors:

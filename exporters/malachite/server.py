@@ -169,7 +169,7 @@ class MalachiteServer:
         if sample is None:
             raise MalachiteRefused(404, f"there is no cgroup {path!r}")
         if sample.files_read_at_ns is None:
-            raise Unavailable(f"the files of cgroup {path!r} have not been read yet", "ask again in five seconds")
+            raise Unavailable(f"the files of cgroup {path!r} have not been read yet", "retry after five seconds")
         if self._below is None:
             self._below = SubtreeSums(now, self._history)
         layout = self._layout
@@ -182,7 +182,7 @@ class MalachiteServer:
 
     def _latest(self) -> Snapshot:
         if self._history.latest is None:
-            raise Unavailable("no round has finished yet", "ask again in a second")
+            raise Unavailable("no cycle has finished yet", "retry after a second")
         return self._history.latest
 
 

@@ -29,6 +29,7 @@ from api.rates import (
     runq_latency_delta,
     sum_runq_latencies,
 )
+from api.runq_latency import online_runq_latency
 from api.snapshot import CgroupSample, ComponentHealth, Snapshot
 from exporters.prometheus.cgroup_families import working_set
 from exporters.view.activity import (
@@ -103,6 +104,9 @@ class ContainerView(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None
     cpu_pressure_ratio: float | None
     wait: RunqLatencyView | None
+    """Run-queue latency as measured, the container's own throttling included."""
+    evaluated_wait: RunqLatencyView | None = None
+    """Run-queue latency as the advisor evaluates it: own throttling excluded, without slots. Online containers only."""
     latency: LatencyView | None = None
     wait_cores: float | None = None
     """Mean number of tasks that waited for a CPU."""
@@ -147,6 +151,14 @@ def container_view(
         who=(pod.key, container.name, pod.qos.value),
         latency=latency_view(pod.key, now, before),
     )
+
+
+def with_evaluated_latency(view: ContainerView, evaluated: RunqLatency | None) -> ContainerView:
+    """Return the view with the run-queue latency that the advisor evaluates, without slots to keep the history small."""
+    evaluated_wait = runq_latency_view(evaluated)
+    if evaluated_wait is None:
+        return view
+    return msgspec.structs.replace(view, evaluated_wait=msgspec.structs.replace(evaluated_wait, slots=None))
 
 
 def other_cgroup_view(
@@ -391,9 +403,13 @@ def build_view(finished: Cycle) -> View:
     parts = cgroups_by_container(
         snapshot.cgroups, [container.cgroup for pod in snapshot.pods for container in pod.containers]
     )
+    evaluated = online_runq_latency(snapshot, change, previous)
     containers = tuple(
-        container_view(
-            pod, container, snapshot, previous, rate_of.get(container.cgroup), parts.get(container.cgroup, ())
+        with_evaluated_latency(
+            container_view(
+                pod, container, snapshot, previous, rate_of.get(container.cgroup), parts.get(container.cgroup, ())
+            ),
+            evaluated.get(container.cgroup),
         )
         for pod in snapshot.pods
         for container in pod.containers

@@ -19,11 +19,11 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def agent() -> Iterator[AgentServer]:
-    made = AgentServer()
-    yield made
-    made.close()
+    created = AgentServer()
+    yield created
+    created.close()
 
 
 @pytest.fixture(scope="session")
-def told() -> colocation_run.ColocationRun:
+def reported() -> colocation_run.ColocationRun:
     return colocation_run.simulate_run(240)

@@ -120,7 +120,7 @@ def test_the_chart_is_well_formed_and_higher_latency_is_higher_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knob", "before", "value", "status", "taken"),
+    ("knob", "before", "value", "status", "used"),
     [
         (Knob.QUOTA, "max 100000", "20000 100000", OutcomeStatus.APPLIED, True),
         (Knob.QUOTA, "20000 100000", "10000 100000", OutcomeStatus.APPLIED, True),
@@ -131,12 +131,12 @@ def test_the_chart_is_well_formed_and_higher_latency_is_higher_up() -> None:
     ],
 )
 def test_only_a_smaller_quota_that_was_written_answers_a_spike(
-    knob: Knob, before: str, value: str, status: OutcomeStatus, taken: bool
+    knob: Knob, before: str, value: str, status: OutcomeStatus, used: bool
 ) -> None:
     decision = Decision(cgroup="/b", cgroup_id=1, pod="d/b", knob=knob, value=value, reason=Reason(rule="r", text="t"))
     outcome = Outcome(decision=decision, status=status, before=before)
     entry = JournalEntry(seq=1, wall_time_ns=1, cycle_seq=1, trigger="wait", policy="latency", outcome=outcome)
-    assert is_taking_back(entry) is taken
+    assert is_taking_back(entry) is used
 
 
 class Loads:
@@ -144,16 +144,16 @@ class Loads:
 
     def __init__(self, *answers: tuple[str, ...] | None) -> None:
         self.answers = list(answers)
-        self.asked = 0
+        self.requests = 0
 
     def wait_healthy(self) -> None:
-        assert self.asked == 0
+        assert self.requests == 0
 
     def get(self, path: str, timeout_s: float = 2.0) -> bytes | None:
         assert path == "/api/v1/view"
         assert timeout_s > 0
-        details = self.answers[min(self.asked, len(self.answers) - 1)]
-        self.asked += 1
+        details = self.answers[min(self.requests, len(self.answers) - 1)]
+        self.requests += 1
         if details is None:
             return None
         sources = tuple(ComponentHealth(name=f"p{k}", ok=True, detail=detail) for k, detail in enumerate(details))
@@ -163,7 +163,7 @@ class Loads:
 def test_an_agent_is_measured_once_no_probe_is_loading() -> None:
     agent = Loads(("loading", "loading"), None, ("tp_btf", "loading"), ("tp_btf", ""))
     wait_until_ready(agent)
-    assert agent.asked == 4
+    assert agent.requests == 4
 
 
 def test_a_probe_that_never_loads_is_named() -> None:
@@ -179,16 +179,16 @@ def test_every_mode_but_the_first_has_a_batch_job_and_only_ours_and_canonical_an
 
 
 def test_what_a_mode_tells_the_agent_is_what_it_says(tmp_path: Path) -> None:
-    told = {}
+    reported = {}
     for name in CURVE_MODES:
         if (text := MODES_BY_NAME[name].agent_config) is not None:
             (tmp_path / "agent.yaml").write_text(text)
             config = load_config(tmp_path / "agent.yaml", registry.PROBE_NAMES).advisor
-            told[name] = (config.policy, config.latency.target_wait_ms)
-    assert {n: t for n, (p, t) in told.items() if p == "latency"} == {
-        n: MODES_BY_NAME[n].target_ms for n in told if n != "canonical"
+            reported[name] = (config.policy, config.latency.target_wait_ms)
+    assert {n: t for n, (p, t) in reported.items() if p == "latency"} == {
+        n: MODES_BY_NAME[n].target_ms for n in reported if n != "canonical"
     }
-    assert told["canonical"][0] == "canonical"
+    assert reported["canonical"][0] == "canonical"
 
 
 @pytest.mark.kernel
@@ -201,16 +201,16 @@ def test_a_quick_run_of_the_cheapest_mode_writes_its_results(tmp_path: Path) -> 
         pytest.skip("a bench runs on this machine now")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     results = msgspec.json.decode((tmp_path / "colocation.json").read_bytes(), type=ColocationResults)
-    assert sorted((found.mode, found.scenario) for found in results.cells) == [
+    assert sorted((actual.mode, actual.scenario) for actual in results.cells) == [
         ("alone", "memory"),
         ("alone", "steady-20"),
     ]
     size = size_for(results.machine.cpus)
-    for found in results.cells:
-        expected = size.rate(SCENARIOS[found.scenario].load) * found.seconds
-        assert found.requests == pytest.approx(expected, rel=0.2)
-        if found.scenario == "steady-20":
-            assert size.service_us <= found.online_us <= size.service_us + 200
-            assert found.p50_ms >= size.service_us / 1000
-        assert found.units_per_s == 0
+    for actual in results.cells:
+        expected = size.rate(SCENARIOS[actual.scenario].load) * actual.seconds
+        assert actual.requests == pytest.approx(expected, rel=0.2)
+        if actual.scenario == "steady-20":
+            assert size.service_us <= actual.online_us <= size.service_us + 200
+            assert actual.p50_ms >= size.service_us / 1000
+        assert actual.units_per_s == 0
     assert "| alone |" in (tmp_path / "colocation.md").read_text()

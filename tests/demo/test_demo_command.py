@@ -68,10 +68,10 @@ class Demo:
 
 @pytest.fixture
 def hierarchy() -> Iterator[Hierarchy]:
-    found = require_writable_cgroups()
-    yield found
-    assert not (found.primary / ONLINE).exists()
-    assert not (found.primary / BATCH).exists()
+    actual = require_writable_cgroups()
+    yield actual
+    assert not (actual.primary / ONLINE).exists()
+    assert not (actual.primary / BATCH).exists()
 
 
 @pytest.mark.kernel
@@ -87,12 +87,12 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
     assert "changes        1 (cpu.idle 1)" in text
     assert re.search(r"CPU lent +1\.25 of \d+ cores on average, of which the batch job used 1\.00", text)
     assert re.search(r"cgroups +put back \(\d+ values compared, none differs\) and removed", text)
-    alone, beside = (
+    alone, adjacent = (
         re.search(rf"^{name} +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M) for name in ("alone", "beside batch")
     )
     assert alone is not None
-    assert beside is not None, text
-    answered, lost, units = (int(number.replace(",", "")) for number in beside.groups())
+    assert adjacent is not None, text
+    answered, lost, units = (int(number.replace(",", "")) for number in adjacent.groups())
     assert answered > 100
     assert lost == 0
     assert units > 100
@@ -153,22 +153,22 @@ def test_in_a_terminal_it_shows_the_live_view_until_q(hierarchy: Hierarchy, tmp_
     termios.tcsetwinsize(terminal, (40, 120))
     demo = Demo(tmp_path, 30, terminal=terminal)
     os.close(terminal)
-    seen = b""
+    observed = b""
     pressed = False
     while True:
         try:
-            seen += os.read(main, 65536)
+            observed += os.read(main, 65536)
         except OSError:  # the last process with this terminal has ended
             break
-        if b"1.25" in seen and not pressed:
+        if b"1.25" in observed and not pressed:
             pressed = os.write(main, b"q") == 1
     os.close(main)
-    assert demo.process.wait(30) == 0, seen
-    entered, left = seen.find(b"\x1b[?1049h"), seen.rfind(b"\x1b[?1049l")
+    assert demo.process.wait(30) == 0, observed
+    entered, left = observed.find(b"\x1b[?1049h"), observed.rfind(b"\x1b[?1049l")
     assert 0 < entered < left
-    assert b"1.25" in seen[entered:left]
-    assert b"ending: asked to" in seen[left:]
-    assert b"none differs" in seen[left:]
+    assert b"1.25" in observed[entered:left]
+    assert b"ending: asked to" in observed[left:]
+    assert b"none differs" in observed[left:]
 
 
 @pytest.mark.kernel

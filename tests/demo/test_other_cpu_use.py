@@ -24,7 +24,7 @@ def test_busy_is_all_but_idle_iowait_and_steal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("busy", "own", "said", "warned"),
+    ("busy", "own", "message", "warned"),
     [
         (30.0, 25.0, "others         used 0.50 of 4 cores on average", False),  # 5 of 10 s
         (30.0, 26.0, None, False),  # 0.4 of 4 cores are a tenth, and not more
@@ -34,7 +34,7 @@ def test_busy_is_all_but_idle_iowait_and_steal() -> None:
     ],
 )
 def test_what_neither_we_nor_ours_used_is_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: float, own: float, said: str | None, warned: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: float, own: float, message: str | None, warned: bool
 ) -> None:
     file = tmp_path / "stat"
     file.write_text(stat(1000.0))
@@ -44,7 +44,7 @@ def test_what_neither_we_nor_ours_used_is_others(
     monkeypatch.setattr(demo.summary, "own_cpu_s", lambda: 7.0 + own)
     cores = others.cores(70.0)
     line = other_cpu_use_line(cores, 4)
-    assert (None if line is None else line.split(":")[0]) == said
+    assert (None if line is None else line.split(":")[0]) == message
     head = busy_machine_warning(cores, 4)
     assert (head is not None) == warned
     if head is not None:

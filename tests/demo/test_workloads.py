@@ -46,15 +46,15 @@ def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 def mentioning(text: str) -> set[int]:
     """Living processes whose environment has `text`: every descendant of a parent that had it."""
-    found = set()
+    actual = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if text.encode() in (entry / "environ").read_bytes():
-                    found.add(int(entry.name))
+                    actual.add(int(entry.name))
             except OSError:
                 continue
-    return found
+    return actual
 
 
 def test_a_node_of_any_size_gets_a_load_that_one_client_can_send() -> None:

@@ -41,7 +41,7 @@ def live(*groups: TestCgroup) -> dict[int, str]:
 
 def shoot(source: RunqLatencyProbe, groups: Sequence[TestCgroup]) -> Shot:
     listed = live(*groups)
-    blames, waits = source.blames(listed), source.read(listed)
+    blames, waits = source.read_blame(listed), source.read(listed)
     return Shot(
         {group.path: blames[group.id] for group in groups},
         {group.path: waits[group.id] for group in groups},

@@ -154,7 +154,7 @@ def test_what_a_quota_did_before_the_probe_was_opened_is_no_part_of_any_wait(for
         time.sleep(0.3)
         with probe(form) as source:
             assert eventually(lambda: source.read(live(victim))[victim.id].count > 5)
-            blame = source.blames(live(victim, neighbour))[victim.id]
+            blame = source.read_blame(live(victim, neighbour))[victim.id]
     assert blame.throttled_ns == 0
     assert parts(blame) > 5 * MS
 
@@ -308,9 +308,9 @@ def test_on_all_cpus_little_is_left_without_a_name(source: RunqLatencyProbe) -> 
             group.burn(2)
         assert eventually(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
         time.sleep(0.5)
-        before, listed = source.blames(cgroup_paths()), cgroup_paths()
+        before, listed = source.read_blame(cgroup_paths()), cgroup_paths()
         time.sleep(WINDOW_S)
-        waits, after = source.read(listed), source.blames(listed)
+        waits, after = source.read(listed), source.read_blame(listed)
         found = [grown(before[group.id], after[group.id]) for group in groups]
         sums = [(waits[group.id].sum_ns, parts(after[group.id])) for group in groups]
     for blame, (waited, split) in zip(found, sums, strict=True):
@@ -326,22 +326,24 @@ def test_culprits_that_come_and_go_leave_every_number_growing(source: RunqLatenc
         pin(victim)
         pin(steady)
         assert eventually(lambda: source.read(live(victim, steady))[victim.id].count > 20)
-        latest = source.blames(live(victim, steady))[victim.id]
+        latest = source.read_blame(live(victim, steady))[victim.id]
         told_ns = 0
         for turn in range(6):
             guest = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-guest{turn}")
             try:
                 pin(guest)
                 with_guest = live(victim, steady, guest)
-                assert eventually(lambda: source.blames(with_guest)[victim.id].by_cgroup.get(guest.path, 0) > 30 * MS)  # noqa: B023
-                seen = source.blames(with_guest)[victim.id]
+                assert eventually(
+                    lambda: source.read_blame(with_guest)[victim.id].by_cgroup.get(guest.path, 0) > 30 * MS
+                )  # noqa: B023
+                seen = source.read_blame(with_guest)[victim.id]
                 _check_growth(latest, seen)
                 told_ns += seen.by_cgroup[guest.path]
             finally:
                 guest.close()
             latest = seen
             for _ in range(3):
-                seen = source.blames(live(victim, steady))[victim.id]
+                seen = source.read_blame(live(victim, steady))[victim.id]
                 _check_growth(latest, seen, gone=guest.path)
                 latest = seen
         for process in (*victim.processes, *steady.processes):

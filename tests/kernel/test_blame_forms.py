@@ -41,7 +41,7 @@ def test_a_full_table_of_pairs_says_so_and_the_parts_still_add_up() -> None:
         shot = shoot(source, groups)
         problem = shared_blame(source).problem()
         assert problem is not None
-        assert "parts of waits found no place" in problem.reason
+        assert "parts of waits count as other: the table of victims and aggressors is full" in problem.reason
         source.close()
     for group in groups:
         assert parts(shot.blames[group.path]) == shot.waits[group.path].sum_ns > 20 * MS
@@ -78,11 +78,11 @@ def test_kernels_without_clocks_of_throttling_end_it_when_the_first_task_is_back
 def test_a_form_that_cannot_know_blames_nobody() -> None:
     with probe("classic") as source:
         assert not source.has_blame
-        with pytest.raises(Unavailable, match="does not tell who had the CPU") as caught:
+        with pytest.raises(Unavailable, match="does not measure blame") as caught:
             shared_blame(source)
         assert "tp_btf" in caught.value.remedy
-        with pytest.raises(Unavailable, match="does not tell who had the CPU"):
-            source.blames({})
+        with pytest.raises(Unavailable, match="does not measure blame"):
+            source.read_blame({})
 
 
 def test_latency_can_be_had_without_blame() -> None:
@@ -123,5 +123,5 @@ def test_alone_it_has_a_program_of_its_own_and_closes_it() -> None:
     found.close()
     with pytest.raises(Unavailable, match="is closed"):
         found.read({ROOT_CGROUP_ID: "/"})
-    with pytest.raises(Unavailable, match="does not tell who had the CPU"):
+    with pytest.raises(Unavailable, match="does not measure blame"):
         open_blame(forms=("classic",))

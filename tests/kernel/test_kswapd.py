@@ -81,7 +81,7 @@ def test_reading_128_mib_within_32_reclaims_the_other_96(probe: KswapdProbe, tmp
     # Each reclaim asks for 32 pages at least, and gets them: clean pages of a file that nobody else uses.
     assert reclaim.limit.count <= reclaim.reclaimed_pages / 32
     assert 0 < reclaim.limit.sum_ns < elapsed
-    assert probe.lost().full == probe.lost().seat == 0
+    assert probe.lost().full == probe.lost().task_slot == 0
     assert probe.problem() is None
 
 

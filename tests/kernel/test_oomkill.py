@@ -103,7 +103,7 @@ def test_more_kills_than_the_ring_holds_are_said_to_be_unknown(monkeypatch: pyte
         assert seen.cgroups == {group.id: {"oom_kills": 2}}, "of others it is not known that they had none"
     assert [victim.pid for victim in victims(seen)] == pids[1:]
     assert problem is not None
-    assert problem.reason == "1 kills were not attributed: more than 2 between two looks"
+    assert problem.reason == "1 kills were not attributed: more than 2 happened between two reads"
 
 
 def test_a_closed_probe_says_so(probe: OomKillProbe) -> None:

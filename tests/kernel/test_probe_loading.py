@@ -101,10 +101,10 @@ def test_preempt_rt_is_refused_where_softirqs_would_be_misread(asked: Job) -> No
 def _one_program(tmp_path: Path, text: str, tracepoint: str = "sched_process_exit", *, typed: bool = False) -> Job:
     source = tmp_path / "one.bpf.c"
     source.write_text(text)
-    common = ROOT / "probes/common.bpf.h"
+    common = ROOT / "probes/per_cgroup.bpf.h"
     form = Form(name="one", typed=typed, fields={}, programs=[Program("on_event", tracepoint, "dtse_one")])
     fields = dict.fromkeys(("CSS_SERIAL", "CSS_CGROUP", "CGROUP_KN", "KN_ID"), 0)
-    constants = {"SLOTS": SLOT_COUNT, "PLACES": 64, "SEATS": 64, **fields}
+    constants = {"HIST_SLOTS": SLOT_COUNT, "CGROUP_SLOTS": 64, "TASK_SLOTS": 64, **fields}
     return Job(sources=[common, source], forms=[form], maps=["lost"], constants=constants)
 
 

@@ -242,7 +242,7 @@ def test_a_seat_that_is_taken_over_from_a_task_moved_in_its_sleep_is_a_loss(form
     with probe(form):
         pass
     small = job((form,), cpu_id_limit())
-    small = msgspec.structs.replace(small, constants={**small.constants, "SEATS": 1})
+    small = msgspec.structs.replace(small, constants={**small.constants, "TASK_SLOTS": 1})
     with load(small) as loaded, cgroup(require_writable_cgroups(), "napper") as group:
         if "dtse_rql_move" not in loaded.programs:
             pytest.skip("this kernel takes sleeping tasks out of the run queue")
@@ -250,8 +250,8 @@ def test_a_seat_that_is_taken_over_from_a_task_moved_in_its_sleep_is_a_loss(form
         move_in_its_sleep(group, cpus)
         source.read({})
         lost = source.lost()
-    assert lost.seat > max(3, lost.asleep)
-    assert (source.lost_events or 0) >= lost.seat
+    assert lost.task_slot > max(3, lost.asleep)
+    assert (source.lost_events or 0) >= lost.task_slot
 
 
 def test_forms_see_the_same_waits() -> None:
@@ -322,7 +322,7 @@ def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
     with probe("tp_btf", "raw_tp", "classic") as example:
         form = example.form
     small = job((form,), cpu_id_limit())
-    small = msgspec.structs.replace(small, constants={**small.constants, "PLACES": 16})
+    small = msgspec.structs.replace(small, constants={**small.constants, "CGROUP_SLOTS": 16})
     with load(small) as loaded:
         source = RunqLatencyProbe(loaded)
         made = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-full-{n}") for n in range(24)]

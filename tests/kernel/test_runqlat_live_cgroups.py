@@ -69,7 +69,7 @@ def test_a_full_table_says_so_and_calls_nothing_zero(monkeypatch: pytest.MonkeyP
     with probe(*FORMS) as example:
         form = example.form
     small = job((form,), cpu_id_limit())
-    small = msgspec.structs.replace(small, constants={**small.constants, "PLACES": 16})
+    small = msgspec.structs.replace(small, constants={**small.constants, "CGROUP_SLOTS": 16})
     with load(small) as loaded:
         source = RunqLatencyProbe(loaded)
         made = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-over-{n}") for n in range(24)]
@@ -83,8 +83,8 @@ def test_a_full_table_says_so_and_calls_nothing_zero(monkeypatch: pytest.MonkeyP
             problem = source.problem()
             assert problem is not None
             assert int(problem.reason.split()[0]) == source.lost().full >= 24 - 16
-            assert "table of 16 were not counted" in problem.reason
-            assert "remove cgroups" in problem.remedy
+            assert "no slot in the table of 16" in problem.reason
+            assert "remove unused cgroups" in problem.remedy
             monkeypatch.setattr("probes.lost_events.RECENT_S", 0.0)
             assert source.problem() is None, "what is long past is no problem, and stays counted"
             assert (source.lost_events or 0) >= source.lost().full
@@ -98,7 +98,7 @@ def test_whatever_was_not_counted_is_lost_and_what_the_kernel_left_out_too(monke
     with probe("classic"):
         pass
     small = job(("classic",), cpu_id_limit())
-    small = msgspec.structs.replace(small, constants={**small.constants, "SEATS": 1})
+    small = msgspec.structs.replace(small, constants={**small.constants, "TASK_SLOTS": 1})
     with load(small) as loaded:
         source = RunqLatencyProbe(loaded)
         programs = source.stats()
@@ -109,7 +109,7 @@ def test_whatever_was_not_counted_is_lost_and_what_the_kernel_left_out_too(monke
             subprocess.run(["true"], check=True)
         source.read({ROOT_CGROUP_ID: "/"})
         counted = (source.lost_events or 0) - 1000 * len(programs)
-        assert 10 < counted <= source.lost().seat + source.lost().backwards
+        assert 10 < counted <= source.lost().task_slot + source.lost().backwards
         assert source.problem() is None, "nobody can do anything about it"
         programs = {}
         source.read({ROOT_CGROUP_ID: "/"})

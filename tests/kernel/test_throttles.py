@@ -13,7 +13,8 @@ import pytest
 from api.histogram import BOUNDS_NS, slot_of
 from api.interfaces import ProbeReading, Unavailable
 from api.measurements import Durations
-from probes.throttles import NO_THROTTLES, ThrottlesProbe, open_throttles
+from probes.per_cgroup_probe import NO_DURATIONS
+from probes.throttles import ThrottlesProbe, open_throttles
 from tests.kernel.open_probes import LAST_CPU, PINNED, eventually, opened
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
@@ -66,7 +67,7 @@ def test_each_period_has_one_throttle_of_80_ms(probe: ThrottlesProbe) -> None:
         group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         time.sleep(3.0)
         throttles, (periods, total_ns) = throttles_of(probe.read(live), group), kernels_books(group)
-        assert throttles_of(probe.read(live), free) == NO_THROTTLES
+        assert throttles_of(probe.read(live), free) == NO_DURATIONS
     # The thread may have begun on another CPU, whose throttle nobody came back to; and one may be going on.
     assert periods - 2 <= throttles.count <= periods
     assert throttles.count >= 20

@@ -282,7 +282,7 @@ def test_a_full_table_of_pairs_says_so_and_every_wakeup_still_counts() -> None:
     assert [total(seen) for seen in found] == as_often_as(slept)
     assert sum(seen.other.count for seen in found) > TIMES
     assert problem is not None
-    assert "wakeups found no place in the table of who wakes whom and count as other" in problem.reason
+    assert "wakeups count as other: the table of wakers and woken cgroups is full" in problem.reason
 
 
 def test_wakers_that_are_gone_leave_what_is_new_to_the_rest(source: WakeupsProbe) -> None:

@@ -50,8 +50,8 @@ READS_BACK_S = 7.0
 def clear_leftovers(hierarchy: Hierarchy) -> None:
     """Remove what a killed run of these tests left. With any pod but ours, or a process, /kubepods is somebody else's."""
     for mount in {*hierarchy.v1.values(), *([hierarchy.v2] if hierarchy.v2 else [])}:
-        found = [path for path in (mount / "kubepods").rglob("*") if path.is_dir()]
-        if any(f"/{path.relative_to(mount)}" not in GROUPS for path in found):
+        actual = [path for path in (mount / "kubepods").rglob("*") if path.is_dir()]
+        if any(f"/{path.relative_to(mount)}" not in GROUPS for path in actual):
             return
         for name in reversed(GROUPS):
             with suppress(OSError):  # not there, or somebody lives in it

@@ -45,13 +45,13 @@ OFF = 0.6
 def node(hierarchy: Hierarchy, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     # On a disk, or there is no block I/O to see.
     directory = tmp_path_factory.mktemp("node")
-    made = Node(hierarchy, directory)
+    created = Node(hierarchy, directory)
     try:
-        eventually("the agent serves Malachite's documents", lambda: "Malachite's documents on" in made.agent.log)
+        eventually("the agent serves Malachite's documents", lambda: "Malachite's documents on" in created.agent.log)
         time.sleep(READS_BACK_S)
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from probes.cgroup_table import MAX_CGROUP_SLOTS, cgroup_slots
 
 MIB = 1 << 20
 WAITS, THROTTLES, SOCKETS, COUNTERS, WAKEUPS = 288, 240, 72, 24, 672
-SOURCE = (Path(runqlat.__file__).parent / "common.bpf.h").read_text()
+SOURCE = (Path(runqlat.__file__).parent / "per_cgroup.bpf.h").read_text()
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,15 @@ def test_the_values_are_as_large_as_that() -> None:
 
 
 def without_place(tags: Iterable[int], places: int) -> int:
-    """How many find their window full: place_for() of common.bpf.h once more."""
+    """How many find their window full: place_for() of per_cgroup.bpf.h once more."""
     window = int(re.findall(r"#define WINDOW (\d+)", SOURCE)[0])
-    taken: set[int] = set()
+    used: set[int] = set()
     lost = 0
     for tag in tags:
         home = ((tag * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 32) * places >> 32
-        free = next((at for k in range(window) if (at := (home + k) % places) not in taken), None)
+        free = next((at for k in range(window) if (at := (home + k) % places) not in used), None)
         lost += free is None
-        taken |= set() if free is None else {free}
+        used |= set() if free is None else {free}
     return lost
 
 
@@ -76,7 +76,7 @@ def tables(cpus: int) -> dict[str, int]:
         "counters": counters.job(counters.FORMS, range(cpus), counters.EVENTS),
         "wakeups": wakeups.job(wakeups.FORMS, cpus),
     }
-    return {name: job.constants["PLACES"] for name, job in jobs.items()}
+    return {name: job.constants["CGROUP_SLOTS"] for name, job in jobs.items()}
 
 
 DOCUMENTED = Path(runqlat.__file__).parents[1] / "docs/operations.md"
@@ -87,11 +87,11 @@ def test_operators_are_told_what_all_probes_take(cpus: int) -> None:
     """Of what the agent loads where nobody says otherwise. What does not grow with CPUs, seats and shared tables, is 13 MiB."""
     places = tables(cpus)
     per_cpu = sum(cpus * places[name] * size for name, size in zip(places, (WAITS, THROTTLES, SOCKETS), strict=False))
-    made = runqlat.job(runqlat.FORMS, cpus, blame=True).constants
-    timelines = cpus * (6 * 8 + 16 * made["SPANS"] + 72 * made["STRETCHES"])
-    mib = round((per_cpu + timelines + (16 * cpus << made["PAIR_BITS"])) / MIB) + 13
-    (told,) = re.findall(rf"^\| {cpus} \| (\d+) MiB \|", DOCUMENTED.read_text(), re.MULTILINE)
-    assert int(told) == mib
+    created = runqlat.job(runqlat.FORMS, cpus, blame=True).constants
+    timelines = cpus * (6 * 8 + 16 * created["SPANS"] + 72 * created["STRETCHES"])
+    mib = round((per_cpu + timelines + (16 * cpus << created["PAIR_BITS"])) / MIB) + 13
+    (reported,) = re.findall(rf"^\| {cpus} \| (\d+) MiB \|", DOCUMENTED.read_text(), re.MULTILINE)
+    assert int(reported) == mib
 
 
 @pytest.mark.parametrize("cpus", [2, 64, 128, 256, 512])

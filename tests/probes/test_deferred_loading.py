@@ -41,7 +41,7 @@ def refuse() -> Probe:
 
 
 def lack() -> Probe:
-    raise KernelFeatureAbsent("the kernel takes no form of this probe", "use Linux 6.8 or later")
+    raise KernelFeatureAbsent("the kernel accepts no form of this probe", "use Linux 6.8 or later")
 
 
 def bug() -> Probe:
@@ -95,7 +95,7 @@ def test_what_the_kernel_lacks_is_absent_and_says_so_each_time() -> None:
     background = loaded(("a", lack), ("b", refuse))
     assert [probe.form for probe in background.probes] == [ABSENT, ""]
     for _ in range(2):
-        with pytest.raises(Unavailable, match="takes no form") as refused:
+        with pytest.raises(Unavailable, match="accepts no form") as refused:
             background.probes[0].read({})
         assert refused.value.remedy == "use Linux 6.8 or later"
     background.close()
@@ -187,7 +187,7 @@ def test_a_probe_whose_child_was_killed_is_tried_once_more(
     assert ("".join(tried), [first.form, last.form]) == (tries, forms)
     assert remedy_of(refused) == "boot another kernel"
     assert remedy_of(last) == ""
-    assert ("start again" in remedy_of(first)) == (deaths == 3)
+    assert ("start the agent again" in remedy_of(first)) == (deaths == 3)
     assert "once more" not in remedy_of(first)
     background.close()
 
@@ -205,7 +205,7 @@ def test_closing_does_not_wait_for_the_second_try(tmp_path: Path) -> None:
     background = DeferredLoader([("a", lambda: load(JOB, child_python=python) and Counting("a"))], python)
     background.start()
     deadline = time.monotonic() + 20
-    while not (remedy := remedy_of(background.probes[0])).endswith("or wait: it is tried once more after 60 s"):
+    while not (remedy := remedy_of(background.probes[0])).endswith("or wait for the retry after 60 s"):
         assert time.monotonic() < deadline, remedy
         time.sleep(0.01)
     background.close()
@@ -235,7 +235,7 @@ def answering(tmp_path: Path) -> Path:
     return script
 
 
-def said(compiler: Compiler | None, python: Path) -> list[int]:
+def message(compiler: Compiler | None, python: Path) -> list[int]:
     """Pid of the child, how many jobs it has had, and what it was told to add to its nice value."""
     with pytest.raises(Unavailable) as caught:
         load(JOB, child_python=python) if compiler is None else compiler.load(JOB)
@@ -245,16 +245,16 @@ def said(compiler: Compiler | None, python: Path) -> list[int]:
 def test_one_child_does_several_jobs_and_only_for_the_thread_that_shares_it(tmp_path: Path) -> None:
     python = answering(tmp_path)
     with Compiler(python, nice=7) as compiler, sharing(compiler):
-        first, second = said(None, python), said(None, python)
+        first, second = message(None, python), message(None, python)
         assert (first[0], first[1], second[1]) == (second[0], 1, 2)
         assert first[2] == 7, "what is to be added to its nice value"
         elsewhere: list[list[int]] = []
-        thread = threading.Thread(target=lambda: elsewhere.append(said(None, python)))
+        thread = threading.Thread(target=lambda: elsewhere.append(message(None, python)))
         thread.start()
         thread.join()
         assert elsewhere[0][0] != first[0]
     assert not Path(f"/proc/{first[0]}").exists()
-    assert said(None, python)[0] != first[0]
+    assert message(None, python)[0] != first[0]
 
 
 def test_an_ended_compiler_starts_nothing(tmp_path: Path) -> None:

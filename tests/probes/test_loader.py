@@ -113,7 +113,7 @@ def test_forms_that_are_all_forbidden_are_a_matter_of_capabilities_and_none_that
 
 def test_descriptors_that_did_not_arrive_are_missed(tmp_path: Path) -> None:
     error = refusal(answering(tmp_path, '{"form": "tp_btf", "programs": ["dtse_x"]}'))
-    assert error.reason == "the kernel passed on 0 descriptors of a probe, not all of them"
+    assert error.reason == "only 0 of a probe's descriptors were received"
     assert "ulimit -n" in error.remedy
 
 

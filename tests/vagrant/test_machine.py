@@ -129,7 +129,7 @@ def test_of_two_processes_on_one_cpu_one_waits(machine: Machine) -> None:
     (pair,) = interval.cgroups
     assert pair.cgroup == "/system.slice/pair.service"
     assert 0.8 < pair.sum_ns / 1e9 / interval.interval_s < 1.3
-    assert interval.lost.full == interval.lost.seat == 0
+    assert interval.lost.full == interval.lost.task_slot == 0
 
 
 def test_tests_of_the_kernel_pass_in_it(machine: Machine) -> None:

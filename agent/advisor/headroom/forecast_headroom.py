@@ -100,7 +100,9 @@ def apply_memory_forecast(
     headroom = compute_forecast_headroom(float(total), float(reserve), forecast, before)
     reason = headroom.reason
     if forecast.forecast.peak is not None and headroom.amount is not None:
-        text = f"The predicted memory peak without reclaimed pods within an hour is {format_bytes(forecast.forecast.peak)}"
+        text = (
+            f"The predicted memory peak without reclaimed pods within an hour is {format_bytes(forecast.forecast.peak)}"
+        )
         text += f": with {format_bytes(reserve)} of {format_bytes(total)} reserved,"
         text += f" the headroom is {format_bytes(headroom.amount)}"
         text += (

@@ -37,7 +37,9 @@ def restore_all(
         more, left = _restore_node_knobs(node_knobs)
         outcomes += more
     if latest is not None:
-        journal.publish(msgspec.structs.replace(latest, trigger="end", advice=None, runtime_outcomes=made, outcomes=outcomes))
+        journal.publish(
+            msgspec.structs.replace(latest, trigger="end", advice=None, runtime_outcomes=made, outcomes=outcomes)
+        )
     done = sum(outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED) for outcome in outcomes)
     log.info("%d changed values were put back", done)
     for outcome in outcomes:

@@ -65,7 +65,9 @@ def allocate_bandwidth(snapshot: Snapshot, config: NetworkQosConfig, known: Mapp
             rejected[key] = verdict
             continue
         chosen[key] = card.name
-        found[card.name] = msgspec.structs.replace(card, allocated_mbit=card.allocated_mbit + mbit, pods={**card.pods, key: mbit})
+        found[card.name] = msgspec.structs.replace(
+            card, allocated_mbit=card.allocated_mbit + mbit, pods={**card.pods, key: mbit}
+        )
     return NetworkAllocation(cards=tuple(found.values()), rejected=rejected, chosen=chosen)
 
 

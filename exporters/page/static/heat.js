@@ -1,4 +1,4 @@
-// Who waits, over time: a row a cgroup, a column a round, darker or brighter the longer the wait. Drawn on a canvas.
+// Heat map of run-queue latency over time: one row per cgroup, one column per cycle. Drawn on a canvas.
 //
 // The picture is also a slider: Tab reaches it, left and right walk through time, up and down through the cgroups, and the
 // value is spoken. Its numbers are in a table below it.
@@ -46,7 +46,7 @@ export class HeatMap {
     this.cursor = cursor;
     this.names = el("ol", { class: "heat-names", "aria-hidden": "true" });
     this.canvas = el("canvas", { "aria-hidden": "true" });
-    this.plot = el("div", { class: "heat-plot", tabindex: 0, role: "slider", "aria-label": "Waits by cgroup and time: left and right walk through time, up and down through the cgroups", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 });
+    this.plot = el("div", { class: "heat-plot", tabindex: 0, role: "slider", "aria-label": "Latency by cgroup and time: left and right walk through time, up and down through the cgroups", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 });
     this.readout = el("div", { class: "readout", "aria-hidden": "true", hidden: "" });
     this.mark = el("div", { class: "heat-mark", "aria-hidden": "true", hidden: "" });
     this.axis = el("div", { class: "heat-axis", "aria-hidden": "true" });

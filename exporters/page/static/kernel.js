@@ -1,4 +1,4 @@
-// What the kernel says of memory and threads: zones and their watermarks, background reclaim, OOM kills, threads by state.
+// Memory and threads as the kernel reports them: zones and their watermarks, background reclaim, OOM kills, threads by state.
 
 import { byId, each, el, line, say, svg, write } from "/static/dom.js";
 import { bytes, clock, cores, duration, integer, NONE, pathClass, percent, perSecond } from "/static/format.js";
@@ -12,7 +12,7 @@ const stalled = (ms) => (typeof ms !== "number" ? NONE : ms > 0 ? `${duration(ms
 
 export function showMemory(node, refaults) {
   const share = node.memory_total_bytes ? node.memory_available_bytes / node.memory_total_bytes : null;
-  say(byId("memory-free"), `${bytes(node.memory_available_bytes)} of ${bytes(node.memory_total_bytes)} could be had${share === null ? "" : ` (${percent(share)})`}`);
+  say(byId("memory-free"), `${bytes(node.memory_available_bytes)} of ${bytes(node.memory_total_bytes)} available${share === null ? "" : ` (${percent(share)})`}`);
   const facts = [
     ["direct reclaim", stalled(node.reclaim?.direct_ms)],
     ["reclaim at limits", stalled(node.reclaim?.limit_ms)],

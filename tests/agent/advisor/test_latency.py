@@ -11,12 +11,13 @@ from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.engine import PolicyState, advise_cpu, evaluate_policy
 from agent.advisor.interference import Interference
 from agent.advisor.latency import LatencyInputs, evaluate_latency
-from agent.advisor.runq_latency import exclude_throttling, is_latency_alarm
+from agent.advisor.runq_latency import is_latency_alarm
 from agent.config.advisor import AdvisorConfig, LatencyConfig
 from agent.config.config import AgentConfig
 from api.knobs import Reason
 from api.measurements import RunqLatency, ThreadStates
 from api.qos import QoSLevel
+from api.runq_latency import exclude_throttling
 from api.snapshot import CgroupSample, ComponentHealth, Snapshot
 from tests.agent.advisor.builders import S, pod, snapshot, waits
 

@@ -102,7 +102,7 @@ def test_the_reason_is_told_once_and_what_became_of_it_without_it() -> None:
 def test_bytes_of_a_threshold_are_told_as_such() -> None:
     threshold = ThresholdView(
         plugin=MEMORY_PLUGIN, scope="SystemMemory", subject="free", met="hard", value=100 * 2.0**40, observed=93.5 * 2**30,
-        operator="<", judged=True, text="t", rule="r", inputs={}, met_s=None, tolerance_s=0.0, dry_run=False,
+        operator="<", evaluated=True, text="t", rule="r", inputs={}, met_s=None, tolerance_s=0.0, dry_run=False,
     )  # fmt: skip
     assert ("observed", "93.50 GiB, met when < 100.00 TiB") in list(threshold_text(threshold))
     seconds = msgspec.structs.replace(threshold, subject="psi", value=60.0, observed=12.5)

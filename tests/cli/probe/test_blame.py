@@ -97,8 +97,8 @@ def test_lines_fit_the_terminal_and_what_does_not_is_counted() -> None:
 
 
 def test_problems_are_said_and_names_cannot_move_the_cursor() -> None:
-    lines = drawn(interval(group("/\x1b[31mred", a=1_000_000), problem="parts found no place"))
-    assert lines[1] == "parts found no place"
+    lines = drawn(interval(group("/\x1b[31mred", a=1_000_000), problem="parts count as other"))
+    assert lines[1] == "parts count as other"
     assert "\\x1b[31mred" in lines[3]
 
 

@@ -36,7 +36,7 @@ def wait(sum_ns: int, **slots: int) -> RunqLatency:
 
 
 def interval(*cgroups: CgroupRunqLatency, lost: LostEvents | None = None) -> RunqlatInterval:
-    none = LostEvents(full=0, backwards=0, asleep=0, seat=0)
+    none = LostEvents(full=0, backwards=0, asleep=0, task_slot=0)
     return RunqlatInterval(
         probe="runqlat", form="tp_btf", wall_time_ns=0, interval_s=1.0, lost=lost or none, cgroups=tuple(cgroups)
     )
@@ -64,7 +64,7 @@ class Told:
         return self._seen
 
     def lost(self) -> LostEvents:
-        return LostEvents(full=0, backwards=0, asleep=0, seat=0)
+        return LostEvents(full=0, backwards=0, asleep=0, task_slot=0)
 
     def problem(self) -> None:
         return None
@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_counted() -> None:
 
 
 def test_losses_are_in_the_head_line() -> None:
-    lost = LostEvents(full=3, backwards=0, asleep=2, seat=0)
+    lost = LostEvents(full=3, backwards=0, asleep=2, task_slot=0)
     assert drawn(interval(lost=lost))[0].endswith("0 waits, 3 lost (full), 2 lost (asleep)")
 
 

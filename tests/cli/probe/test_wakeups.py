@@ -127,9 +127,9 @@ def test_only_what_is_new_counts_and_what_was_made_again_is_left_out_once() -> N
 
 def test_what_does_not_fit_is_counted() -> None:
     many = {2: woken({f"/w{n:02}": n for n in range(1, 41)})}
-    lines = drawn(interval(many, problem="3 wakeups found no place: remove cgroups"), height=14)
+    lines = drawn(interval(many, problem="3 wakeups count as other: remove cgroups"), height=14)
     assert len(lines) <= 14
-    assert lines[1] == "3 wakeups found no place: remove cgroups"
+    assert lines[1] == "3 wakeups count as other: remove cgroups"
     assert any(line.endswith("more pairs; choose with --cgroup") for line in lines)
 
 

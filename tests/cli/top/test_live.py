@@ -264,8 +264,8 @@ def test_stop_and_each_end_the_view(agent: AgentServer) -> None:
 def test_before_the_first_round_the_agents_own_words_are_shown(agent: AgentServer) -> None:
     watch = AgentHistory(AgentClient(agent.url))
     assert watch.poll() == []
-    assert "no round has finished yet" in connection_notice(watch)
-    assert "ask again in a second" in connection_notice(watch)
+    assert "no cycle has finished yet" in connection_notice(watch)
+    assert "retry after a second" in connection_notice(watch)
 
 
 def test_an_agent_that_answered_before_is_waited_for_longer(

@@ -132,7 +132,7 @@ async def test_nothing_is_served_without_the_password(web, serve, path: str) -> 
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
         assert answer.status == 401
         assert answer.headers["WWW-Authenticate"].startswith('Basic realm="dioptase"')
-        assert (await answer.json())["error"] == "this agent asks for a user and a password"
+        assert (await answer.json())["error"] == "this agent requires a user and a password"
     status, _ = await get(f"http://127.0.0.1:{port}{path}", user="prometheus", password=SECRET)
     assert status == (404 if path == "/nothing" else 200)
 
@@ -230,7 +230,7 @@ async def test_whoever_asks_for_too_much_is_told_when_to_come_again(
     url, headers = f"http://127.0.0.1:{await serve(web(USERS))}/metrics", {"Authorization": basic("prometheus", SECRET)}
     async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (429, "5")
-        assert (await answer.json())["remedy"] == "ask again in 5 seconds"
+        assert (await answer.json())["remedy"] == "retry after 5 seconds"
 
 
 async def test_passwords_wait_for_no_other_work() -> None:
@@ -416,7 +416,7 @@ async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
 
         await until(asked)
         web(TLS + "basic_auth_users: {a: b}\n")
-        await until(lambda: _said(caplog, "stays as it was"))
+        await until(lambda: _said(caplog, "was not changed"))
     assert (await get(url, tls=trusting(other), user="prometheus", password=SECRET))[0] == 200
 
 

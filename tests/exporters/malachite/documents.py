@@ -18,26 +18,26 @@ from tests.exporters.malachite.machine import V1, snapshot
 TEN_SECONDS = range(1, 11)
 
 
-def document(name: str, seen: MalachiteHistory) -> dict[str, Any]:
-    assert seen.latest is not None
-    decoded = json.loads(success_body(DOCUMENTS[name](seen.latest, seen)))
+def document(name: str, observed: MalachiteHistory) -> dict[str, Any]:
+    assert observed.latest is not None
+    decoded = json.loads(success_body(DOCUMENTS[name](observed.latest, observed)))
     assert list(decoded) == ["status", "data"]
     assert decoded["status"] == 0
     return dict(decoded["data"])
 
 
-def cgroup(path: str, seen: MalachiteHistory, layout: CgroupLayout = V1) -> dict[str, Any]:
-    assert seen.latest is not None
+def cgroup(path: str, observed: MalachiteHistory, layout: CgroupLayout = V1) -> dict[str, Any]:
+    assert observed.latest is not None
     groups = cgroup_v1.v1_groups if layout.version == "V1" else cgroup_v2.v2_groups
-    sample = seen.latest.cgroups[path]
-    made = groups(cgroup_inputs(sample, seen.latest, seen, SubtreeSums(seen.latest, seen), layout))
-    return dict(json.loads(success_body(made))["data"])
+    sample = observed.latest.cgroups[path]
+    created = groups(cgroup_inputs(sample, observed.latest, observed, SubtreeSums(observed.latest, observed), layout))
+    return dict(json.loads(success_body(created))["data"])
 
 
 def changed(node: NodeSample | None = None, **fields: Any) -> MalachiteHistory:
     """A history of one snapshot whose node, or fields of it, are others."""
-    seen = MalachiteHistory()
+    observed = MalachiteHistory()
     base = snapshot(1)
     node = msgspec.structs.replace(base.node, **fields) if node is None else node
-    seen.add(msgspec.structs.replace(base, node=node))
-    return seen
+    observed.add(msgspec.structs.replace(base, node=node))
+    return observed

@@ -41,10 +41,10 @@ def test_no_limit_is_what_each_version_says(layout: CgroupLayout) -> None:
     free = CgroupLimits(
         quota_us=-1, period_us=100_000, memory_max_bytes=huge, memory_high_bytes=huge, swap_max_bytes=huge
     )
-    seen = MalachiteHistory()
+    observed = MalachiteHistory()
     sample = msgspec.structs.replace(busy(layout, 1), limits=free)
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
-    shown = cgroup(BUSY, seen, layout)
+    observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
+    shown = cgroup(BUSY, observed, layout)
     if layout.version == "V1":
         assert shown["Cpuacct"]["Cpu"]["V1"]["cfs_quota_us"] == -1
         assert shown["Memory"]["Memory"]["V1"]["memory_limit_in_bytes"] == 9223372036854771712
@@ -56,11 +56,11 @@ def test_no_limit_is_what_each_version_says(layout: CgroupLayout) -> None:
 
 @pytest.mark.parametrize("period", [None, 0, -1])
 def test_the_client_never_divides_by_zero(period: int | None) -> None:
-    seen = MalachiteHistory()
+    observed = MalachiteHistory()
     base = snapshot(1)
     sample = msgspec.structs.replace(busy(V1, 1), limits=CgroupLimits(quota_us=-1, period_us=period))
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
-    assert cgroup(BUSY, seen)["Cpuacct"]["Cpu"]["V1"]["cfs_period_us"] == 100_000
+    observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
+    assert cgroup(BUSY, observed)["Cpuacct"]["Cpu"]["V1"]["cfs_period_us"] == 100_000
 
 
 def test_threads_load_and_sockets_of_a_pod_are_those_of_its_containers() -> None:
@@ -83,7 +83,7 @@ def test_old_io_and_traffic_lie_five_seconds_before_the_new() -> None:
 
 def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
     """Two containers of a pod, 4 reads of 4096 bytes a second each; the second one is new since three seconds."""
-    seen = MalachiteHistory()
+    observed = MalachiteHistory()
     for second in TEN_SECONDS:
         base = snapshot(second)
         reads = [(BUSY, 4 * second), (IDLE, 4 * (second - 7))]
@@ -94,9 +94,9 @@ def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
             cgroups[path] = msgspec.structs.replace(cgroups[path], io={}, block_io={"254:0": counted})
         if second <= 7:
             del cgroups[IDLE]
-        seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+        observed.add(msgspec.structs.replace(base, cgroups=cgroups))
     for path, new, old in ((BUSY, 40, 20), (IDLE, 12, 0), (POD, 52, 20)):
-        blocks = cgroup(path, seen)["Blkio"]["BlkIO"]["V1"]
+        blocks = cgroup(path, observed)["Blkio"]["BlkIO"]["V1"]
         assert (blocks["bpf_fs_data"]["fs_read"], blocks["old_bpf_fs_data"]["fs_read"]) == (new, old)
         assert blocks["bpf_fs_data"]["fs_read_bytes"] == 4096 * new
         assert blocks["update_time"] == 1_700_000_010, "probes count in every round"
@@ -104,21 +104,21 @@ def test_requests_that_a_probe_saw_stand_in_where_files_count_none() -> None:
 
 def test_files_without_a_line_are_no_zeros_of_now() -> None:
     """Current kernels count for version 1 only where a limit is set: empty files say nothing, today and five seconds ago."""
-    seen = history(*range(1, 6))
+    observed = history(*range(1, 6))
     for second in range(6, 11):
         base = snapshot(second)
         silent = msgspec.structs.replace(busy(V1, second), io={})
-        seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: silent}))
-    assert "Blkio" not in cgroup(BUSY, seen)
-    assert "Blkio" not in cgroup(POD, seen)
+        observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: silent}))
+    assert "Blkio" not in cgroup(BUSY, observed)
+    assert "Blkio" not in cgroup(POD, observed)
 
 
 def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
-    seen = history(*TEN_SECONDS)
+    observed = history(*TEN_SECONDS)
     base = snapshot(11)
     again = msgspec.structs.replace(busy(V1, 1), id=99, files_read_at_ns=base.node.files_read_at_ns)
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: again}))
-    shown = cgroup(BUSY, seen)
+    observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: again}))
+    shown = cgroup(BUSY, observed)
     assert "cpu_usage_ratio" not in shown["Cpuacct"]["Cpu"]["V1"]
     blocks, net = shown["Blkio"]["BlkIO"]["V1"], shown["NetCls"]["Net"]
     assert blocks["old_bpf_fs_data"] == blocks["bpf_fs_data"]
@@ -126,21 +126,21 @@ def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
 
 
 def test_a_cgroup_that_is_new_has_moved_all_its_traffic_since_then() -> None:
-    seen = history(*range(1, 9))
+    observed = history(*range(1, 9))
     for second in (9, 10):
         base = snapshot(second)
         young = msgspec.structs.replace(busy(V1, second - 8), path=f"{POD}/c3", id=13)
-        seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {young.path: young}))
-    net = cgroup(f"{POD}/c3", seen)["NetCls"]["Net"]
+        observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {young.path: young}))
+    net = cgroup(f"{POD}/c3", observed)["NetCls"]["Net"]
     assert (net["bpf_net_data"]["net_tcp_tx"], net["old_bpf_net_data"]["net_tcp_tx"]) == (6, 0)
 
 
 def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
-    seen = history(*TEN_SECONDS)
+    observed = history(*TEN_SECONDS)
     base = snapshot(11)
     back = msgspec.structs.replace(busy(V1, 2), files_read_at_ns=base.node.files_read_at_ns)
-    seen.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: back}))
-    shown = cgroup(BUSY, seen)
+    observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: back}))
+    shown = cgroup(BUSY, observed)
     for new, old in (
         (shown["Blkio"]["BlkIO"]["V1"]["bpf_fs_data"], shown["Blkio"]["BlkIO"]["V1"]["old_bpf_fs_data"]),
         (shown["NetCls"]["Net"]["bpf_net_data"], shown["NetCls"]["Net"]["old_bpf_net_data"]),
@@ -149,12 +149,12 @@ def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
 
 
 def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
-    seen = MalachiteHistory()
+    observed = MalachiteHistory()
     base = snapshot(1)
-    seen.add(
+    observed.add(
         msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
     )
-    shown = cgroup(IDLE, seen)
+    shown = cgroup(IDLE, observed)
     assert set(shown) == {"Cpuacct"}
     cpu = shown["Cpuacct"]["Cpu"]["V1"]
     assert "cpu_nr_throttled" not in cpu
@@ -178,10 +178,10 @@ def test_each_part_says_when_it_was_read() -> None:
         assert shown["Memory"]["Memory"][version]["update_time"] == boot + 9
         assert shown["Blkio"]["BlkIO"][version]["update_time"] == boot + 9
         assert shown["NetCls"]["Net"]["update_time"] == boot + 10
-    seen = changed(files_read_at_ns=(boot - 7) * S)
-    assert seen.latest is not None
-    assert memory_document(seen.latest, seen).update_time == boot - 7
-    assert document("system/compute", seen)["update_time"] == boot + 1
+    observed = changed(files_read_at_ns=(boot - 7) * S)
+    assert observed.latest is not None
+    assert memory_document(observed.latest, observed).update_time == boot - 7
+    assert document("system/compute", observed)["update_time"] == boot + 1
 
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
@@ -196,9 +196,9 @@ def test_a_pods_counters_are_those_of_its_containers(layout: CgroupLayout) -> No
     cgroups = {
         path: msgspec.structs.replace(sample, counters=counted.get(path)) for path, sample in base.cgroups.items()
     }
-    seen = MalachiteHistory()
-    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
-    shown = cgroup(POD, seen, layout)["Cpuacct"]
+    observed = MalachiteHistory()
+    observed.add(msgspec.structs.replace(base, cgroups=cgroups))
+    shown = cgroup(POD, observed, layout)["Cpuacct"]
     cpu = shown["Cpu"][layout.version]
     assert (cpu["cycles"], cpu["instructions"]) == (350, 300)
     assert "l3_misses" not in cpu
@@ -218,10 +218,10 @@ def test_reclaim_of_a_pod_is_that_of_its_containers(layout: CgroupLayout) -> Non
         for path, sample in base.cgroups.items()
     }
     cgroups[IDLE] = msgspec.structs.replace(cgroups[IDLE], reclaim=four)
-    seen = MalachiteHistory()
-    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
+    observed = MalachiteHistory()
+    observed.add(msgspec.structs.replace(base, cgroups=cgroups))
     for path, stalls, count, took in ((BUSY, 1, 3, 4000), (POD, 5, 7, 4500), ("/kubepods/besteffort", 5, 7, 4500)):
-        memory = cgroup(path, seen, layout)["Memory"]["Memory"][layout.version]
+        memory = cgroup(path, observed, layout)["Memory"]["Memory"][layout.version]
         of = memory["bpf_mem_data"]
         assert (of["mem_reclaim_cnt"], of["mem_reclaim_time"]) == (count, took), path
         assert memory.get("total_allocstall") == (stalls if layout.version == "V1" else None), path
@@ -236,9 +236,9 @@ def kills(path: str, events: dict[str, dict[str, int]], probed: dict[str, int]) 
         )
         for at, sample in base.cgroups.items()
     }
-    seen = MalachiteHistory()
-    seen.add(msgspec.structs.replace(base, cgroups=cgroups))
-    shown = cgroup(path, seen)["Memory"]["Memory"]["V1"]["bpf_mem_data"].get("mem_oom_cnt")
+    observed = MalachiteHistory()
+    observed.add(msgspec.structs.replace(base, cgroups=cgroups))
+    shown = cgroup(path, observed)["Memory"]["Memory"]["V1"]["bpf_mem_data"].get("mem_oom_cnt")
     return None if shown is None else int(shown)
 
 

@@ -86,7 +86,7 @@ async def test_paths_as_the_client_and_as_people_write_them(client: Client) -> N
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "says"),
+    ("query", "status", "states"),
     [
         ("", 400, "once"),
         ("?cgroup_user_path=", 400, "once"),
@@ -106,8 +106,8 @@ async def test_paths_as_the_client_and_as_people_write_them(client: Client) -> N
         ("?cgroup_user_path=" + "&a=b" * 20, 400, "cannot be read"),
     ],
 )
-async def test_hostile_and_unknown_paths_get_a_clear_error(client: Client, query: str, status: int, says: str) -> None:
-    assert says in await client.refused(f"cgroup/groups{query}", status)
+async def test_hostile_and_unknown_paths_get_a_clear_error(client: Client, query: str, status: int, states: str) -> None:
+    assert states in await client.refused(f"cgroup/groups{query}", status)
 
 
 async def test_a_name_with_every_kind_of_byte_is_found(client: Client) -> None:
@@ -165,7 +165,7 @@ async def test_before_the_first_round_nothing_is_known() -> None:
     server = MalachiteServer(V1)
     client = Client(server, await server.start("127.0.0.1", 0))
     for path in (*DOCUMENTS, "cgroup/groups?cgroup_user_path=%2F"):
-        assert "no round has finished yet" in await client.refused(path, 503)
+        assert "no cycle has finished yet" in await client.refused(path, 503)
     await client.session.close()
     await server.stop()
 

@@ -272,16 +272,16 @@ def test_a_setting_that_cannot_hold_is_refused_by_name(name: str, value: str) ->
 
 
 def test_what_is_done_anyway_may_be_asked_for_and_an_exporter_we_have_not_is_refused_without_an_endpoint_too() -> None:
-    asked = {
+    queried = {
         ENDPOINT: "http://localhost:1", "OTEL_METRICS_EXPORTER": "OTLP", "OTEL_TRACES_EXPORTER": "none",
         "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "Cumulative",
         "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": "explicit_bucket_histogram",
     }  # fmt: skip
-    settings = read_otlp_settings(asked)
+    settings = read_otlp_settings(queried)
     assert settings is not None
     assert (settings.metrics is None, settings.traces) == (False, None)
     delta = {"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "delta"}
-    assert read_otlp_settings(asked | delta | {"OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": "otlp"}), (
+    assert read_otlp_settings(queried | delta | {"OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": "otlp"}), (
         "of no metrics"
     )
     with pytest.raises(Unavailable, match="OTEL_METRICS_EXPORTER is 'console'") as refused:

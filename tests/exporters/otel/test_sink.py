@@ -71,8 +71,8 @@ def by_name(received: ResourceMetrics) -> dict[str, Metric]:
 
 
 def point(points: Any, **labels: str) -> Any:
-    (found,) = [p for p in points if labels.items() <= plain(p.attributes).items()]
-    return found
+    (actual,) = [p for p in points if labels.items() <= plain(p.attributes).items()]
+    return actual
 
 
 def boot_time_s() -> int:
@@ -144,12 +144,12 @@ def test_each_container_has_a_resource_of_its_own(receiver: GrpcCollector) -> No
     sink.close()
     agent, web, batch = (receiver.metrics.get(timeout=PATIENCE_S) for _ in range(3))
     assert receiver.headers.qsize() == 2, "one request for all metrics and one for the spans"
-    told = plain(agent.resource.attributes)
-    assert (told["service.instance.id"], told["k8s.pod.name"]) == ("9b2f", "dioptase-x")
+    reported = plain(agent.resource.attributes)
+    assert (reported["service.instance.id"], reported["k8s.pod.name"]) == ("9b2f", "dioptase-x")
     assert not any(name.startswith(("container.", "k8s.")) for name in by_name(agent))
     for received, pod in ((web, "web"), (batch, "batch")):
         identity = {"k8s.namespace.name": "default", "k8s.pod.name": pod, "k8s.container.name": pod}
-        of_host = {name: told[name] for name in ("host.name", "host.arch", "host.id") if name in told}
+        of_host = {name: reported[name] for name in ("host.name", "host.arch", "host.id") if name in reported}
         assert plain(received.resource.attributes) == of_host | {"team": "edge", "k8s.node.name": "n1"} | identity
         metrics = by_name(received)
         assert all(name.startswith(("container.", "k8s.container.")) for name in metrics)
@@ -410,10 +410,10 @@ def test_a_variable_that_the_sdk_stumbles_over_when_it_is_imported_is_refused_by
         "try:\n    start_otel(os.environ)\nexcept Unavailable as error:\n    print(error.reason, error.remedy, sep='; ')"
     )
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "soon"}
-    said = subprocess.run(
+    lines = subprocess.run(
         [sys.executable, "-c", program], cwd=Path(__file__).parents[3], env=environ, check=True, capture_output=True
     )
-    assert said.stdout.decode() == (
+    assert lines.stdout.decode() == (
         "OpenTelemetry cannot start: OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a non-negative integer but got soon; "
         "correct that variable, or unset it\n"
     )

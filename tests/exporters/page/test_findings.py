@@ -36,8 +36,8 @@ class Looking:
 async def test_many_who_ask_at_once_have_one_look() -> None:
     looking = Looking()
     looking.go_on.clear()
-    asked = CachedFindings("1.2", looking)
-    waiting = [asyncio.create_task(asked.told()) for _ in range(20)]
+    cached = CachedFindings("1.2", looking)
+    waiting = [asyncio.create_task(cached.findings_json()) for _ in range(20)]
     await asyncio.sleep(0)
     looking.go_on.set()
     texts = set(await asyncio.gather(*waiting))
@@ -50,9 +50,9 @@ async def test_many_who_ask_at_once_have_one_look() -> None:
 async def test_what_is_old_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_server, "FINDINGS_TTL_S", 0)
     looking = Looking()
-    asked = CachedFindings("1.2", looking)
-    await asked.told()
-    await asked.told()
+    cached = CachedFindings("1.2", looking)
+    await cached.findings_json()
+    await cached.findings_json()
     assert looking.times == 2
 
 
@@ -68,6 +68,6 @@ async def test_the_server_tells_it_and_one_without_says_so(tmp_path: Path) -> No
                 assert refused.status == 400
         await server.stop()
         if checks is not None:
-            found = msgspec.json.decode(body, type=DoctorReport)
-            assert found.version == "1.2"
-            assert {"privileges", "cgroups", "state directory"} <= {check.name for check in found.checks}
+            actual = msgspec.json.decode(body, type=DoctorReport)
+            assert actual.version == "1.2"
+            assert {"privileges", "cgroups", "state directory"} <= {check.name for check in actual.checks}

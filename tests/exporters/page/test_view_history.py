@@ -7,16 +7,16 @@ import random
 from exporters.page.web_server import ViewHistory
 
 
-def kept(history: ViewHistory, after: int = 0) -> list[bytes]:
+def retained(history: ViewHistory, after: int = 0) -> list[bytes]:
     return list(history.after(after))
 
 
 def test_the_oldest_rounds_make_room() -> None:
-    history = ViewHistory(rounds=3)
+    history = ViewHistory(cycles=3)
     for seq in range(1, 6):
         history.add(seq, b"%d" % seq)
-    assert kept(history) == [b"3", b"4", b"5"]
-    assert kept(history, after=4) == [b"5"]
+    assert retained(history) == [b"3", b"4", b"5"]
+    assert retained(history, after=4) == [b"5"]
 
 
 def test_size_bounds_what_is_kept_but_never_the_newest() -> None:
@@ -24,6 +24,6 @@ def test_size_bounds_what_is_kept_but_never_the_newest() -> None:
     history = ViewHistory(max_bytes=10_000)
     for seq in range(1, 8):
         history.add(seq, noise.randbytes(3_000))
-    assert len(kept(history)) == 3
+    assert len(retained(history)) == 3
     history.add(8, noise.randbytes(50_000))
-    assert [len(view) for view in kept(history)] == [50_000]
+    assert [len(view) for view in retained(history)] == [50_000]

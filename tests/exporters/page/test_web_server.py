@@ -106,7 +106,7 @@ async def test_decisions_come_from_the_journal(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "values"),
+    ("requests", "values"),
     [
         ("knob=cpu.idle", ["1", "1", "1"]),
         ("knob=cpu.max&status=refused", ["3", "5"]),
@@ -115,15 +115,15 @@ async def test_decisions_come_from_the_journal(client: Client) -> None:
         ("status=applied&after=3", ["1", "1"]),
     ],
 )
-async def test_decisions_can_be_asked_for_by_what_they_are(client: Client, asked: str, values: list[str]) -> None:
+async def test_decisions_can_be_asked_for_by_what_they_are(client: Client, requests: str, values: list[str]) -> None:
     journal: DecisionJournal = client.journal  # type: ignore[attr-defined]
     for seq in (3, 4, 5):
         status = OutcomeStatus.APPLIED if seq == 4 else OutcomeStatus.REFUSED
         idle = outcome(Knob.IDLE, "1", before=str(seq))
         journal.publish(busy_cycle(seq, outcomes=(outcome(Knob.QUOTA, str(seq), status), idle)))
-    _, _, body = await client.get(f"/api/v1/decisions?{asked}")
-    found = msgspec.json.decode(body, type=list[JournalEntry])
-    assert [entry.outcome.decision.value for entry in found] == values
+    _, _, body = await client.get(f"/api/v1/decisions?{requests}")
+    actual = msgspec.json.decode(body, type=list[JournalEntry])
+    assert [entry.outcome.decision.value for entry in actual] == values
 
 
 async def test_the_snapshot_is_every_fact(client: Client) -> None:
@@ -182,8 +182,8 @@ async def test_of_what_a_slow_reader_asks_for_little_is_held(client: Client, pat
     client.server.publish(
         msgspec.structs.replace(busy_cycle(2, cgroups=1000), startup_warnings=("a node lacks much, " * 30_000,))
     )
-    whole = (await client.get(path))[2]
-    assert len(whole) > 8 * responses.CHUNK_BYTES
+    full = (await client.get(path))[2]
+    assert len(full) > 8 * responses.CHUNK_BYTES
     assert client.server._listener is not None
     connections = client.server._listener._runner.server
     assert connections is not None
@@ -196,13 +196,13 @@ async def test_of_what_a_slow_reader_asks_for_little_is_held(client: Client, pat
     await asyncio.sleep(0.1)
     assert len(unread.written) < 3 * responses.CHUNK_BYTES
     connection.resume_writing()
-    while not unread.written.endswith(whole[-20:]):
+    while not unread.written.endswith(full[-20:]):
         await asyncio.sleep(0.01)
     head, _, body = bytes(unread.written).partition(b"\r\n\r\n")
     assert f"\r\nContent-Length: {len(body)}\r\n".encode() in head
     assert b"\r\nCache-Control: no-cache" in head
     if path != "/metrics":  # in which this process tells of itself
-        assert body == whole
+        assert body == full
     connection.connection_lost(None)
 
 
@@ -211,7 +211,7 @@ async def test_of_what_a_slow_reader_asks_for_little_is_held(client: Client, pat
 async def test_health_follows_the_age_of_the_last_round(path: str, stale_s: float, status: int) -> None:
     server = AgentWebServer(journal=DecisionJournal(None), version="1", stale_s=stale_s)
     client = Client(server, await server.start("127.0.0.1", 0))
-    assert (await client.problem(path, 503))[0] == "no round has finished yet"
+    assert (await client.problem(path, 503))[0] == "no cycle has finished yet"
     server.publish(bare_cycle())
     await asyncio.sleep(0.02)
     answered, _, body = await client.get(path)
@@ -219,7 +219,7 @@ async def test_health_follows_the_age_of_the_last_round(path: str, stale_s: floa
     if status == 200:
         assert 0.02 <= json.loads(body)["age_s"] < 36
     else:
-        assert json.loads(body)["error"].startswith("the last round is 0.0")
+        assert json.loads(body)["error"].startswith("the latest cycle finished 0.0")
         assert "log" in json.loads(body)["remedy"]
     await client.session.close()
     await server.stop()
@@ -265,8 +265,8 @@ async def test_all_that_keeps_it_from_its_work_is_told_and_what_only_makes_it_do
 
 
 async def test_metrics_say_what_the_agent_knows_of_itself_when_a_round_is_published() -> None:
-    known = [AgentInfo(journal_writable=True), AgentInfo(journal_writable=False, otel_failures=2)]
-    server = AgentWebServer(journal=DecisionJournal(None), version="1", about=lambda: known.pop(0))
+    existing = [AgentInfo(journal_writable=True), AgentInfo(journal_writable=False, otel_failures=2)]
+    server = AgentWebServer(journal=DecisionJournal(None), version="1", about=lambda: existing.pop(0))
     client = Client(server, await server.start("127.0.0.1", 0))
     server.publish(busy_cycle(2))
     text = (await client.get("/metrics"))[2]
@@ -282,7 +282,7 @@ async def test_metrics_say_what_the_agent_knows_of_itself_when_a_round_is_publis
 
 @pytest.mark.parametrize("path", ["/api/v1/view", "/api/v1/snapshot"])
 async def test_before_the_first_round_readers_are_told_to_wait(client: Client, path: str) -> None:
-    assert await client.problem(path, 503) == ("no round has finished yet", "ask again in a second")
+    assert await client.problem(path, 503) == ("no cycle has finished yet", "retry after a second")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ async def test_before_the_first_round_readers_are_told_to_wait(client: Client, p
         ("history?after=", "after: '' is not a whole number", "write it as in after=0"),
         ("history?after=%D9%A1", "after: '\u0661' is not a whole number", "write it as in after=0"),
         ("history?after=1_0", "after: '1_0' is not a whole number", "write it as in after=0"),
-        ("history?after=1&after=2", "after: given twice", "give it once"),
+        ("history?after=1&after=2", "after: set twice", "set it once"),
         ("history?since=1", "since: unknown parameter", "use after"),
         ("decisions?limit=0", "limit: 0 is out of range", "use a number from 1 to 2000"),
         ("decisions?limit=2001", "limit: 2001 is out of range", "use a number from 1 to 2000"),
@@ -302,7 +302,7 @@ async def test_before_the_first_round_readers_are_told_to_wait(client: Client, p
             "limt: unknown parameter",
             "use after or limit or pod or cgroup or knob or rule or status",
         ),
-        ("decisions?pod=a&pod=b", "pod: given twice", "give it once"),
+        ("decisions?pod=a&pod=b", "pod: set twice", "set it once"),
         ("view?x=1", "x: unknown parameter", "leave it out: this path takes no parameters"),
     ],
 )
@@ -352,7 +352,7 @@ async def test_nothing_else_is_served(client: Client, path: str) -> None:
 async def test_nothing_can_be_changed(client: Client, method: str) -> None:
     assert await client.problem("/api/v1/view", 405, method) == (
         f"{method} is not served",
-        "use GET: nothing here can be changed",
+        "use GET: this server is read only",
     )
 
 
@@ -388,8 +388,8 @@ async def test_a_server_on_loopback_warns_of_nobody(caplog: pytest.LogCaptureFix
 async def test_any_name_is_served_where_the_server_was_opened_to_the_network(caplog: pytest.LogCaptureFixture) -> None:
     server = AgentWebServer(journal=DecisionJournal(None), version="1")
     client = Client(server, await server.start("0.0.0.0", 0))
-    (said,) = caplog.messages
-    assert said.startswith("whoever reaches 0.0.0.0 can read all that this agent sees: give it a --web-config")
+    (message,) = caplog.messages
+    assert message.startswith("every client that reaches 0.0.0.0 can read all data of this agent: add a --web-config")
     server.publish(busy_cycle(2))
     assert (await client.get("/api/v1/view", Host="node-1.example"))[0] == 200
     await client.session.close()
@@ -398,8 +398,8 @@ async def test_any_name_is_served_where_the_server_was_opened_to_the_network(cap
 
 
 async def test_a_port_in_use_is_unavailable_with_the_remedy() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
         with pytest.raises(Unavailable) as refused:
             await AgentWebServer(journal=DecisionJournal(None), version="1").start("127.0.0.1", port)
     assert refused.value.reason.startswith(f"cannot listen on 127.0.0.1:{port}: ")
@@ -426,8 +426,8 @@ async def test_publish_never_raises_and_health_tells(client: Client, caplog: pyt
     broken = msgspec.structs.replace(busy_cycle(2), outcomes=(None,))
     with caplog.at_level(logging.ERROR):
         client.server.publish(broken)
-    assert "round 2 could not be shown" in caplog.text
-    assert (await client.problem("/readyz", 503))[0] == "no round has finished yet"
+    assert "cycle 2 could not be published" in caplog.text
+    assert (await client.problem("/readyz", 503))[0] == "no cycle has finished yet"
     assert (await client.get("/healthz"))[0] == 200, "rounds come, and do their work"
     client.server.publish(busy_cycle(3))
     assert (await client.json("/api/v1/view"))["seq"] == 3

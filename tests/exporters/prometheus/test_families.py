@@ -306,9 +306,9 @@ def test_the_sum_over_groups_of_resctrl_is_the_caches_whole_traffic() -> None:
     )
     base = bare_cycle()
     snapshot = msgspec.structs.replace(base.snapshot, node=msgspec.structs.replace(base.snapshot.node, l3=monitors))
-    seen = MetricsState(version="1").after(msgspec.structs.replace(base, snapshot=snapshot), RICH_ABOUT)
+    readings = MetricsState(version="1").after(msgspec.structs.replace(base, snapshot=snapshot), RICH_ABOUT)
     for name in ("occupancy_bytes", "memory_bytes_total", "local_memory_bytes_total"):
-        assert points(seen, f"dioptase_node_l3_{name}") == {("0", ""): 800, ("0", "batch"): 400}
+        assert points(readings, f"dioptase_node_l3_{name}") == {("0", ""): 800, ("0", "batch"): 400}
 
 
 def test_the_cgroups_of_pods_keep_their_series_and_the_rest_is_counted() -> None:
@@ -363,14 +363,14 @@ def test_the_worst_wait_of_a_round_is_an_exemplar_of_its_bucket(observed: Metric
 
 def test_every_series_of_a_cgroup_is_counted() -> None:
     """What docs/operations.md says a cgroup costs; a container in cAdvisor has about 100 series."""
-    one, two = (
+    item, two = (
         sum(
             len(family.points) + sum(len(d.cumulative) + 2 for d in family.distributions)
             for family in metric_families(MetricsState(version="1").after(full_cycle(2, cgroups=n)))
         )
         for n in (1, 2)
     )
-    assert two - one == SERIES_OF_A_CGROUP
+    assert two - item == SERIES_OF_A_CGROUP
 
 
 def test_who_has_become_worse_is_named_whatever_others_did_in_the_past() -> None:
@@ -395,10 +395,10 @@ def test_without_a_cap_there_is_no_number_of_watts() -> None:
     assert finished.node.power is not None
     power = msgspec.structs.replace(finished.node.power, kind=PowerActionKind.EVICT, count=3, target_watts=0)
     node = msgspec.structs.replace(finished.node, power=power, overcommit=None)
-    seen = MetricsState(version="1.2.3").after(msgspec.structs.replace(finished, node=node), RICH_ABOUT)
-    assert points(seen, "dioptase_power_cap_watts") == {}
-    assert points(seen, "dioptase_power_evict_pods") == {(): 3}
-    assert points(seen, "dioptase_overcommit_ratio") == {}
+    readings = MetricsState(version="1.2.3").after(msgspec.structs.replace(finished, node=node), RICH_ABOUT)
+    assert points(readings, "dioptase_power_cap_watts") == {}
+    assert points(readings, "dioptase_power_evict_pods") == {(): 3}
+    assert points(readings, "dioptase_overcommit_ratio") == {}
 
 
 def test_memory_that_is_not_known_is_not_short_of_nothing(observed: MetricsState) -> None:

@@ -21,7 +21,7 @@ def outcome(
 
 
 @pytest.mark.parametrize(
-    ("made", "field", "expected"),
+    ("created", "field", "expected"),
     [
         (outcome(Knob.QUOTA, "36000 100000"), "quota_us", 36_000),
         (outcome(Knob.QUOTA, "max 200000"), "quota_us", -1),
@@ -31,13 +31,13 @@ def outcome(
         (outcome(Knob.MEMORY_MAX, "4096"), "memory_max_bytes", 4096),
     ],
 )
-def test_what_was_read_back_is_shown(made: Outcome, field: str, expected: object) -> None:
-    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(made,))
+def test_what_was_read_back_is_shown(created: Outcome, field: str, expected: object) -> None:
+    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(created,))
     assert getattr(with_limits_read_back(finished).cgroups["/batch"].limits, field) == expected
 
 
 @pytest.mark.parametrize(
-    "made",
+    "created",
     [
         outcome(Knob.QUOTA, "36000 100000", OutcomeStatus.DRY_RUN),
         outcome(Knob.QUOTA, "36000 100000", OutcomeStatus.MISMATCH),
@@ -45,6 +45,6 @@ def test_what_was_read_back_is_shown(made: Outcome, field: str, expected: object
         outcome(Knob.QUOTA, "36000 100000", cgroup="/gone"),
     ],
 )
-def test_what_was_not_is_not(made: Outcome) -> None:
-    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(made,))
+def test_what_was_not_is_not(created: Outcome) -> None:
+    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(created,))
     assert with_limits_read_back(finished) is finished.snapshot

@@ -108,8 +108,8 @@ def scraped(
 
 def test_the_scrape_succeeds_and_every_name_is_there(scraped: Prometheus) -> None:
     assert scraped.value('up{job="dioptase"}') == 1
-    found = {labels["cgroup"] for labels, _ in scraped.query("dioptase_cgroup_threads")}
-    assert found == {"/web", "/batch", "/", *map(printable, NAMES)}
+    actual = {labels["cgroup"] for labels, _ in scraped.query("dioptase_cgroup_threads")}
+    assert actual == {"/web", "/batch", "/", *map(printable, NAMES)}
     culprits = {
         labels["culprit"] for labels, _ in scraped.query('dioptase_cgroup_blame_seconds_total{cause="neighbour"}')
     }
@@ -121,14 +121,14 @@ def test_the_format_was_openmetrics_and_its_exemplars_name_the_rounds(
 ) -> None:
     def exemplars(query: str) -> list[dict[str, object]]:
         now = time.time()
-        asked = urllib.parse.urlencode({"query": query, "start": now - 60, "end": now + 1})
-        with urllib.request.urlopen(f"{scraped.url}/api/v1/query_exemplars?{asked}", timeout=10) as answer:
-            return [one for series in json.load(answer)["data"] for one in series["exemplars"]]
+        requests = urllib.parse.urlencode({"query": query, "start": now - 60, "end": now + 1})
+        with urllib.request.urlopen(f"{scraped.url}/api/v1/query_exemplars?{requests}", timeout=10) as answer:
+            return [item for series in json.load(answer)["data"] for item in series["exemplars"]]
 
     ids = {f"{cycle_trace_ids(finished.snapshot)[0]:032x}" for finished in server[1]}
     waits = until(lambda: exemplars('dioptase_cgroup_runq_wait_seconds_bucket{pod="web"}'))
-    assert {str(one["labels"]["trace_id"]) for one in waits} <= ids  # type: ignore[index]
-    assert {float(str(one["value"])) for one in waits} == {0.016384}
+    assert {str(item["labels"]["trace_id"]) for item in waits} <= ids  # type: ignore[index]
+    assert {float(str(item["value"])) for item in waits} == {0.016384}
     assert until(lambda: exemplars("dioptase_decisions_total"))
 
 

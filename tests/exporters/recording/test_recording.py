@@ -104,7 +104,7 @@ def test_any_text_comes_back_exactly(stat: dict[str, int], name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def full(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A segment of four rounds, each whole."""
     path = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patched:
@@ -113,55 +113,55 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return segment_paths(path)[0].read_bytes()
 
 
-def test_a_segment_says_what_it_is(whole: bytes) -> None:
-    line, _, records = whole.partition(b"\n")
+def test_a_segment_says_what_it_is(full: bytes) -> None:
+    line, _, records = full.partition(b"\n")
     described = msgspec.json.decode(line)
     assert (described["format"], described["version"], described["product"]) == ("dioptase-recording", 1, "1.2.3")
     assert "snapshot" in described["fields"]["$defs"]["Cycle"]["properties"]
     assert records.startswith(segments.RECORD_MARK)
 
 
-def test_a_tail_that_was_cut_anywhere_costs_the_last_round_alone(tmp_path: Path, whole: bytes) -> None:
+def test_a_tail_that_was_cut_anywhere_costs_the_last_round_alone(tmp_path: Path, full: bytes) -> None:
     path = tmp_path / "00000001.dioptase"
-    last = whole.rindex(segments.RECORD_MARK)
-    for cut in [last + 1, last + 4, last + segments.RECORD_FRAME.size, last + 100, len(whole) - 1]:
-        path.write_bytes(whole[:cut])
+    last = full.rindex(segments.RECORD_MARK)
+    for cut in [last + 1, last + 4, last + segments.RECORD_FRAME.size, last + 100, len(full) - 1]:
+        path.write_bytes(full[:cut])
         problems: Problems = []
         assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3]
         ((name, text),) = problems
         assert name == path.name
         assert f"{cut - last} bytes at {last} are left out" in text
-    path.write_bytes(whole[:last])
+    path.write_bytes(full[:last])
     assert len(listed(tmp_path)) == 3
 
 
 @given(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=40))
 @settings(deadline=None, max_examples=300)
 def test_any_damage_is_survived_and_said(
-    tmp_path_factory: pytest.TempPathFactory, whole: bytes, place: int, garbage: bytes
+    tmp_path_factory: pytest.TempPathFactory, full: bytes, place: int, garbage: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("damaged") / "00000001.dioptase"
-    start = whole.index(b"\n") + 1
-    at = start + place % (len(whole) - start)
-    damaged = whole[:at] + garbage + whole[at + len(garbage) :]
+    start = full.index(b"\n") + 1
+    at = start + place % (len(full) - start)
+    damaged = full[:at] + garbage + full[at + len(garbage) :]
     path.write_bytes(damaged)
     problems: Problems = []
     back = listed(path.parent, problems)
     good = {seq: busy_cycle(seq).snapshot for seq in range(1, 5)}
     assert all(r.snapshot == good[r.snapshot.seq] for r in back), "what comes back is true"
     assert len(back) >= 2, "damage in one place costs at most the two records it touches"
-    assert bool(problems) == (damaged != whole)
+    assert bool(problems) == (damaged != full)
 
 
-def test_damage_is_logged_unless_asked_for(tmp_path: Path, whole: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "00000001.dioptase").write_bytes(whole[:-1])
+def test_damage_is_logged_unless_asked_for(tmp_path: Path, full: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "00000001.dioptase").write_bytes(full[:-1])
     assert len(list(read_recording(tmp_path))) == 3
     assert "00000001.dioptase: the last record is cut short; " in caplog.text
 
 
-def test_damage_in_the_middle_costs_that_round_alone(tmp_path: Path, whole: bytes) -> None:
-    second = whole.index(segments.RECORD_MARK, whole.index(segments.RECORD_MARK) + 1)
-    damaged = bytearray(whole)
+def test_damage_in_the_middle_costs_that_round_alone(tmp_path: Path, full: bytes) -> None:
+    second = full.index(segments.RECORD_MARK, full.index(segments.RECORD_MARK) + 1)
+    damaged = bytearray(full)
     damaged[second + 60] ^= 1
     (tmp_path / "00000001.dioptase").write_bytes(damaged)
     problems: Problems = []
@@ -241,7 +241,7 @@ def framed(text: bytes, flags: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("text", "flags", "said"),
+    ("text", "flags", "lines"),
     [
         (b"\x90" * (segments.MAX_CYCLE_BYTES + 1), 0, "it has more than 33554432 bytes"),
         (b"\x91" * 1_000_000 + b"\xc0", 0, "recursion"),
@@ -251,22 +251,22 @@ def framed(text: bytes, flags: int = 0) -> bytes:
     ],
 )
 def test_a_record_made_to_harm_costs_itself_alone(
-    tmp_path: Path, whole: bytes, text: bytes, flags: int, said: str
+    tmp_path: Path, full: bytes, text: bytes, flags: int, lines: str
 ) -> None:
-    (tmp_path / "00000001.dioptase").write_bytes(whole + framed(text, flags))
+    (tmp_path / "00000001.dioptase").write_bytes(full + framed(text, flags))
     problems: Problems = []
     assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3, 4]
     ((_, problem),) = problems
     assert problem.startswith("a record is whole, and no round comes of it: ")
-    assert said in problem
+    assert lines in problem
 
 
-def test_a_record_that_unpacks_to_gigabytes_costs_no_memory(tmp_path: Path, whole: bytes) -> None:
+def test_a_record_that_unpacks_to_gigabytes_costs_no_memory(tmp_path: Path, full: bytes) -> None:
     """In a process of its own, with a limit of address space: two GiB come of two MiB."""
     zeros = zlib.compressobj(1)
     payload = b"".join([*(zeros.compress(bytes(1 << 20)) for _ in range(2048)), zeros.flush()])
     frame = segments.RECORD_FRAME.pack(segments.RECORD_MARK, len(payload), zlib.crc32(payload), 0)
-    (tmp_path / "00000001.dioptase").write_bytes(whole + frame + payload)
+    (tmp_path / "00000001.dioptase").write_bytes(full + frame + payload)
     script = (
         "import resource, sys, pathlib; from exporters.recording.segments import read_recording;"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30));"
@@ -282,9 +282,9 @@ def test_a_round_that_could_not_be_read_back_is_not_written(tmp_path: Path, monk
         patched.setattr(segments, "MAX_CYCLE_BYTES", 1000)
         writer.publish(busy_cycle(1))
         wait_for(lambda: writer.state.lost_rounds == 1)
-    with pytest.raises(Unavailable, match=r"a round has .* bytes, and recordings take 1000") as said:
+    with pytest.raises(Unavailable, match=r"a round has .* bytes, and recordings take 1000") as lines:
         writer.read({})
-    assert "maxCgroups" in said.value.remedy
+    assert "maxCgroups" in lines.value.remedy
     writer.publish(busy_cycle(2))
     wait_for(lambda: writer.state.writable)
     writer.close()
@@ -292,7 +292,7 @@ def test_a_round_that_could_not_be_read_back_is_not_written(tmp_path: Path, monk
 
 
 def test_marks_that_all_claim_the_rest_are_given_up(
-    tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, full: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added: list[int] = []
     real = zlib.crc32
@@ -301,16 +301,16 @@ def test_marks_that_all_claim_the_rest_are_given_up(
     marks = b"".join(
         segments.RECORD_FRAME.pack(segments.RECORD_MARK, (count - at - 1) * size, 0, 0) for at in range(count)
     )
-    (tmp_path / "00000001.dioptase").write_bytes(whole + marks)
+    (tmp_path / "00000001.dioptase").write_bytes(full + marks)
     problems: Problems = []
     assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3, 4]
     assert problems[-1][1].startswith("damaged all over; ")
-    assert sum(added) <= (segments.MAX_DAMAGED_RATIO + 2) * len(whole + marks)
+    assert sum(added) <= (segments.MAX_DAMAGED_RATIO + 2) * len(full + marks)
 
 
-def test_a_pipe_in_place_of_a_segment_is_not_waited_for(tmp_path: Path, whole: bytes) -> None:
+def test_a_pipe_in_place_of_a_segment_is_not_waited_for(tmp_path: Path, full: bytes) -> None:
     os.mkfifo(tmp_path / "00000001.dioptase")
-    (tmp_path / "00000002.dioptase").write_bytes(whole)
+    (tmp_path / "00000002.dioptase").write_bytes(full)
     problems: Problems = []
     assert len(listed(tmp_path, problems)) == 4
     assert "not a regular file" in problems[0][1]
@@ -319,7 +319,7 @@ def test_a_pipe_in_place_of_a_segment_is_not_waited_for(tmp_path: Path, whole: b
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "lines"),
     [
         (b"", "not a recording"),
         (b"\x00\xff" * 50, "not a recording"),
@@ -328,9 +328,9 @@ def test_a_pipe_in_place_of_a_segment_is_not_waited_for(tmp_path: Path, whole: b
         (b'{"product":"","boot_id":"","began_ns":0,"format":"tar"}\n', "tar of version 1"),
     ],
 )
-def test_what_is_no_recording_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+def test_what_is_no_recording_is_refused(tmp_path: Path, text: bytes, lines: str) -> None:
     (tmp_path / "00000001.dioptase").write_bytes(text)
-    with pytest.raises(NotARecording, match=said):
+    with pytest.raises(NotARecording, match=lines):
         listed(tmp_path)
 
 
@@ -416,9 +416,9 @@ def test_what_stands_in_the_way_of_the_directory_is_told_with_a_remedy_of_its_ow
     directory.write_text("")
     writer.publish(busy_cycle(1))
     wait_for(lambda: writer.state.lost_rounds == 1)
-    with pytest.raises(Unavailable, match="File exists") as said:
+    with pytest.raises(Unavailable, match="File exists") as lines:
         writer.read({})
-    assert "see what became of the directory" in said.value.remedy
+    assert "see what became of the directory" in lines.value.remedy
     directory.unlink()
     writer.publish(busy_cycle(2))
     wait_for(lambda: writer.state.writable)
@@ -448,9 +448,9 @@ def test_what_is_called_like_a_segment_and_is_none_stays_and_harms_nothing(
     (tmp_path / "00000002.dioptase").symlink_to("nowhere")
     os.mkfifo(tmp_path / "00000003.dioptase")
     record(tmp_path, [busy_cycle(seq, cgroups=40) for seq in range(1, 60)])
-    found = [path.name for path in segment_paths(tmp_path)]
-    assert found[:3] == ["00000001.dioptase", "00000002.dioptase", "00000003.dioptase"]
-    assert int(found[3][:8]) > 4, "segments of our own went to make room"
+    actual = [path.name for path in segment_paths(tmp_path)]
+    assert actual[:3] == ["00000001.dioptase", "00000002.dioptase", "00000003.dioptase"]
+    assert int(actual[3][:8]) > 4, "segments of our own went to make room"
 
 
 def test_numbers_go_on_beyond_eight_digits(tmp_path: Path) -> None:
@@ -537,9 +537,9 @@ def test_a_full_disk_stops_the_recording_says_so_and_lets_it_go_on(
             writer.publish(busy_cycle(seq, cgroups=20))
             wait_for(lambda seq=seq: writer.state.rounds + writer.state.lost_rounds == seq)
             seq += 1
-        with pytest.raises(Unavailable, match="No space left on device") as said:
+        with pytest.raises(Unavailable, match="No space left on device") as lines:
             writer.read({})
-        assert "--record" in said.value.remedy
+        assert "--record" in lines.value.remedy
         good = writer.state.rounds
         for more in range(seq, seq + 3):
             writer.publish(busy_cycle(more, cgroups=20))

@@ -61,11 +61,11 @@ def test_only_the_worst_culprits_are_named_and_the_rest_is_one_number() -> None:
     assert after.blame is not None
     many = {f"/c{k}": (k + 1) * 1_000_000 for k in range(10)}
     blame = msgspec.structs.replace(after.blame, by_cgroup={**before.blame.by_cgroup, **many})
-    seen = of(build_view(changed(last, WEB, blame=blame)), WEB).blame
-    assert seen is not None
-    assert seen.culprits[:2] == (("/c9", 10.0), ("/c8", 9.0))
-    assert len(seen.culprits) == MAX_SHOWN_AGGRESSORS
-    assert seen.rest_ms == pytest.approx(4 + 3 + 2 + 1), "the six worst are 10 to 5"
+    observed = of(build_view(changed(last, WEB, blame=blame)), WEB).blame
+    assert observed is not None
+    assert observed.culprits[:2] == (("/c9", 10.0), ("/c8", 9.0))
+    assert len(observed.culprits) == MAX_SHOWN_AGGRESSORS
+    assert observed.rest_ms == pytest.approx(4 + 3 + 2 + 1), "the six worst are 10 to 5"
 
 
 def test_a_culprit_that_vanished_is_not_named() -> None:
@@ -73,10 +73,10 @@ def test_a_culprit_that_vanished_is_not_named() -> None:
     after = last.snapshot.cgroups[WEB].blame
     assert after is not None
     left = msgspec.structs.replace(after, by_cgroup={p: ns for p, ns in after.by_cgroup.items() if p != BATCH})
-    seen = of(build_view(changed(last, WEB, blame=left)), WEB).blame
-    assert seen is not None
-    assert seen.other_ms == 6.0
-    assert BATCH not in dict(seen.culprits)
+    observed = of(build_view(changed(last, WEB, blame=left)), WEB).blame
+    assert observed is not None
+    assert observed.other_ms == 6.0
+    assert BATCH not in dict(observed.culprits)
 
 
 @pytest.mark.parametrize("field", ["throttled_ns", "higher_class_ns", "other_ns"])
@@ -235,14 +235,14 @@ def test_a_view_of_200_managed_containers_stays_small() -> None:
 def test_what_is_kept_of_the_past_is_what_pictures_over_time_show() -> None:
     now = build_view(interference_cycles(5)[-1])
     then = past_view(now)
-    for kept, seen in zip((*then.containers, *then.others), (*now.containers, *now.others), strict=True):
-        assert (kept.wait, kept.blame, kept.refaults, kept.wait_cores) == (
-            seen.wait,
-            seen.blame,
-            seen.refaults,
-            seen.wait_cores,
+    for retained, observed in zip((*then.containers, *then.others), (*now.containers, *now.others), strict=True):
+        assert (retained.wait, retained.blame, retained.refaults, retained.wait_cores) == (
+            observed.wait,
+            observed.blame,
+            observed.refaults,
+            observed.wait_cores,
         )
-        assert kept.traffic is None
+        assert retained.traffic is None
     assert (then.node.pressure, then.node.kswapd, then.node.reclaim) == (
         now.node.pressure,
         now.node.kswapd,
@@ -263,47 +263,47 @@ def test_the_first_round_has_no_rates() -> None:
 def test_what_is_said_of_the_node_as_a_whole_is_seen() -> None:
     finished = interference_cycles(5)[-1]
     assert build_view(finished).answers == ()
-    seen = build_view(msgspec.structs.replace(finished, node=RICH_NODE)).answers
-    assert [(said.topic, said.rule) for said in seen] == [("power", "power_cap"), ("overcommit", "overcommit_realtime")]
-    assert seen[0].text == "The node draws 100 W of 80 W at alert s0: power is capped to 80 W."
+    observed = build_view(msgspec.structs.replace(finished, node=RICH_NODE)).answers
+    assert [(message.topic, message.rule) for message in observed] == [("power", "power_cap"), ("overcommit", "overcommit_realtime")]
+    assert observed[0].text == "The node draws 100 W of 80 W at alert s0: power is capped to 80 W."
     assert (
         build_view(msgspec.structs.replace(finished, node=msgspec.structs.replace(RICH_NODE, power=None))).answers
-        == seen[1:]
+        == observed[1:]
     )
 
 
 def with_worker(finished: Cycle) -> Cycle:
     """The round with a cgroup below web's that does what the batch job does, and waits for web, too."""
     both = []
-    for seen, ms in ((finished.previous, 0), (finished.snapshot, 7)):
-        assert seen is not None
-        like = seen.cgroups[BATCH]
+    for observed, ms in ((finished.previous, 0), (finished.snapshot, 7)):
+        assert observed is not None
+        like = observed.cgroups[BATCH]
         assert like.blame is not None
         by = {**like.blame.by_cgroup, WEB: 1_000_000 * ms, WORKER: 0}
         blame = msgspec.structs.replace(like.blame, by_cgroup=by)
         worker = msgspec.structs.replace(like, path=WORKER, id=77, blame=blame)
-        both.append(msgspec.structs.replace(seen, cgroups={**seen.cgroups, WORKER: worker}))
+        both.append(msgspec.structs.replace(observed, cgroups={**observed.cgroups, WORKER: worker}))
     return msgspec.structs.replace(finished, previous=both[0], snapshot=both[1])
 
 
 def test_a_container_with_cgroups_below_is_shown_whole(view: View) -> None:
     """CPU and memory of /web include /web/worker in the kernel's files; waits, blame and states are added up here."""
-    seen, alone, like = of(build_view(with_worker(interference_cycles(5)[-1])), WEB), of(view, WEB), of(view, BATCH)
-    assert (seen.cpu_cores, seen.memory_bytes) == (alone.cpu_cores, alone.memory_bytes)
-    assert seen.blame == BlameView(
+    observed, alone, like = of(build_view(with_worker(interference_cycles(5)[-1])), WEB), of(view, WEB), of(view, BATCH)
+    assert (observed.cpu_cores, observed.memory_bytes) == (alone.cpu_cores, alone.memory_bytes)
+    assert observed.blame == BlameView(
         culprits=((BATCH, 740.0), (BUILD, 400.0), (WEB, 27.0)), rest_ms=0.0, throttled_ms=110.0, higher_class_ms=4.0,
         other_ms=26.0,
     )  # fmt: skip
-    assert seen.wait is not None
+    assert observed.wait is not None
     assert alone.wait is not None
     assert like.wait is not None
-    assert seen.wait.count == alone.wait.count + like.wait.count
-    assert seen.wait.p99_us == pytest.approx(31_512, abs=1), "27.7 of the 30 of 16 to 33 ms, behind 200 short ones"
-    assert seen.wait_cores == pytest.approx(0.4 + 0.9)
-    assert seen.threads == 24
-    assert seen.threads_by_state == ThreadStates(runnable=6, uninterruptible=4, iowait=2, sleeping=14)
-    assert seen.reclaim is not None
-    assert seen.reclaim.pages == 1280
+    assert observed.wait.count == alone.wait.count + like.wait.count
+    assert observed.wait.p99_us == pytest.approx(31_512, abs=1), "27.7 of the 30 of 16 to 33 ms, behind 200 short ones"
+    assert observed.wait_cores == pytest.approx(0.4 + 0.9)
+    assert observed.threads == 24
+    assert observed.threads_by_state == ThreadStates(runnable=6, uninterruptible=4, iowait=2, sleeping=14)
+    assert observed.reclaim is not None
+    assert observed.reclaim.pages == 1280
 
 
 def test_a_cgroup_that_came_below_a_container_is_no_jump() -> None:
@@ -312,7 +312,7 @@ def test_a_cgroup_that_came_below_a_container_is_no_jump() -> None:
     assert finished.previous is not None
     before = {path: sample for path, sample in finished.previous.cgroups.items() if path != WORKER}
     came = msgspec.structs.replace(finished, previous=msgspec.structs.replace(finished.previous, cgroups=before))
-    seen = of(build_view(came), WEB)
-    assert seen.wait_cores == pytest.approx(0.4)
-    assert seen.threads == 24
+    observed = of(build_view(came), WEB)
+    assert observed.wait_cores == pytest.approx(0.4)
+    assert observed.threads == 24
     assert of(build_view(changed(finished, WORKER, wait=None)), WEB).wait is None

@@ -2,31 +2,33 @@
 //
 // Log2 slots of microseconds; heights are the share of waits on a logarithmic scale, because the waits that matter are rare.
 
-import { bound, duration, integer, percent, quantile } from "/static/format.js";
-import { el, say, svg, tabulate } from "/static/dom.js";
+import { byId, el, say, svg, tabulate, write } from "/static/dom.js";
+import { bound, duration, integer, NONE, percent, quantile } from "/static/format.js";
+import { sum, watching } from "/static/model.js";
 
 const DECADES = 4; // 100 % down to 0.01 %
 const AXIS_PX = 20;
 const AXIS_SLOTS = [0, 5, 10, 15, 20, 25];
 const SIDES = ["online", "batch"];
+const FORMS = { tp_btf: "BPF, typed tracepoint", raw_tp: "BPF, raw tracepoint", classic: "BPF, classic tracepoints", schedstat: "/proc/PID/schedstat, sums only" };
 
-/** Between which waits slot k lies, in words. */
+/** Bounds of slot k as text. */
 export function slotRange(k, bounds) {
   if (k === 0) return `up to ${bound(bounds[0])}`;
   return k < bounds.length ? `${bound(bounds[k - 1])} to ${bound(bounds[k])}` : `longer than ${bound(bounds.at(-1))}`;
 }
 
-export class WaitsChart {
+export class RunqLatencyChart {
   #data = null;
   #size = { width: 0, height: 0 };
   #at = null;
 
   constructor(figure) {
-    this.plot = el("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": "Run-queue waits: arrow keys walk through the slots", "aria-valuemin": 0, "aria-valuemax": 26, "aria-valuenow": 0 });
+    this.plot = el("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": "Run-queue latency: arrow keys walk through the slots", "aria-valuemin": 0, "aria-valuemax": 26, "aria-valuenow": 0 });
     this.drawing = svg("svg", { "aria-hidden": "true" });
     this.readout = el("div", { class: "readout", "aria-hidden": "true", hidden: "" });
     this.missing = el("p", { class: "empty", hidden: "" });
-    this.details = el("details", { class: "data" }, el("summary", { "aria-label": "Run-queue waits as a table" }, "table"));
+    this.details = el("details", { class: "data" }, el("summary", { "aria-label": "Run-queue latency as a table" }, "table"));
     this.plot.append(this.drawing, this.readout, this.missing);
     figure.append(this.plot, this.details);
     this.details.addEventListener("toggle", () => this.#tabulate());
@@ -41,7 +43,7 @@ export class WaitsChart {
     }).observe(this.plot);
   }
 
-  /** data: {bounds, targetUs, names of both sides, online: {slots, count, meanUs}, batch: the same}; slots are null where only sums are known. */
+  /** data: {bounds, targetUs, names of both sides, online: {slots, count, meanUs}, batch: the same}; slots are null if only sums are measured. */
   update(data) {
     this.#data = data;
     this.#draw();
@@ -65,8 +67,8 @@ export class WaitsChart {
     this.missing.hidden = without.length < SIDES.length;
     this.drawing.toggleAttribute("hidden", without.length === SIDES.length);
     if (without.length === SIDES.length) {
-      const known = SIDES.some((side) => this.#data[side].count !== null);
-      say(this.missing, known ? "This node measures the sum of waits only, so there is no distribution; the run-queue probe would give it (see Sources)." : "No waits were measured yet.");
+      const counted = SIDES.some((side) => this.#data[side].count !== null);
+      say(this.missing, counted ? "This node measures the sum of waits only, so there is no distribution; the run-queue probe would give it (see Sources)." : "No run-queue latency was measured yet.");
       return;
     }
     const frame = this.#frame();
@@ -105,7 +107,7 @@ export class WaitsChart {
     }
     if (side === "online" && this.#data.targetUs !== null) this.#line(frame, sign, this.#data.targetUs, "target", "target");
     const p50 = quantile(slots, this.#data.bounds, 0.5), p99 = quantile(slots, this.#data.bounds, 0.99);
-    // Names of lines that stand close grow away from each other.
+    // Labels of lines that are close are aligned away from each other.
     const close = p50 !== null && p99 !== null && p99 / p50 < 256;
     if (p50 !== null) this.#line(frame, sign, p50, "at", `p50 ${duration(p50)}`, close ? "end" : "middle");
     if (p99 !== null) this.#line(frame, sign, p99, "at", `p99 ${duration(p99)}`, close ? "start" : "middle");
@@ -122,7 +124,7 @@ export class WaitsChart {
 
   #share(side, k) {
     const slots = this.#data[side].slots;
-    if (slots === null) return "not known";
+    if (slots === null) return "unknown";
     const total = slots.reduce((a, b) => a + b, 0);
     return total ? `${integer(slots[k])} (${percent(slots[k] / total)})` : "none";
   }
@@ -160,5 +162,42 @@ export class WaitsChart {
     if (!this.details.open || this.#data === null) return;
     const rows = [...Array(this.#data.bounds.length + 1).keys()].map((k) => [slotRange(k, this.#data.bounds), ...SIDES.map((side) => this.#share(side, k))]);
     tabulate(this.details, "Waits by length", ["wait", ...this.#data.names], rows);
+  }
+}
+
+/** Latency of several rows together: slots, count and mean. */
+function sumRows(rows, kind) {
+  const parts = rows.map((row) => row.waits[kind]);
+  const slots = parts.map((p) => p.slots).filter((s) => s !== null);
+  const count = sum(parts.map((p) => p.count));
+  const totalUs = sum(parts.map((p) => p.totalUs));
+  return {
+    slots: slots.length ? slots[0].map((_, k) => slots.reduce((n, s) => n + s[k], 0)) : null,
+    count,
+    meanUs: count && totalUs !== null ? totalUs / count : null,
+  };
+}
+
+/** Draw the chart and its table from the rows of the chosen span. */
+export function showRunqLatency(chart, view, rows, targetUs) {
+  // Without listed pods: all cgroups above, the one with the highest latency of each cycle below.
+  const [first, second] = watching(view) ? ["node", "worst"] : ["online", "batch"];
+  const sides = { online: sumRows(rows, first), batch: sumRows(rows, second) };
+  const names = watching(view) ? ["all cgroups", "the slowest"] : ["online", "batch"];
+  chart.update({ bounds: view.bounds_us, targetUs, names, ...sides });
+  const form = view.sources.find((source) => source.detail.split(/\W/).some((word) => word in FORMS));
+  const word = form?.detail.split(/\W/).find((part) => part in FORMS);
+  say(byId("waits-form"), word ?? "");
+  byId("waits-form").title = word ? `${form.name}: ${FORMS[word]}` : "";
+  const last = rows.at(-1);
+  const lines = [
+    [sides.online, last?.throttledOnline ?? null, last?.throttledMsOnline ?? null],
+    [sides.batch, last?.throttledBatch ?? null, last?.throttledMsBatch ?? null],
+  ];
+  for (const [i, line] of [...byId("waits-table").tBodies[0].rows].entries()) {
+    const [side, ratio, ms] = lines[i];
+    const at = (q) => (side.slots === null ? (q === 0.5 && side.meanUs !== null ? `mean ${duration(side.meanUs)}` : NONE) : duration(quantile(side.slots, view.bounds_us, q)));
+    const throttled = ratio ? `${percent(ratio)}, ${duration(ms === null ? null : ms * 1000)}` : percent(ratio);
+    write(line, [names[i], integer(side.count), at(0.5), at(0.99), throttled]);
   }
 }
