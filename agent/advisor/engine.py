@@ -353,11 +353,11 @@ def evaluate_policy(
         advice=advice,
         placement=placement,
         memory=memory,
-        named=writable_cgroups(situation, config.memory),
-        asked=asked,
+        extra_cgroups=writable_cgroups(situation, config.memory),
+        knob_requests=asked,
         node=node,
         forecasts=watched.forecasts,
-        ceiling=ceiling,
+        allowed_cpus=ceiling,
         reclaim_roots=situation.roots,
     )
     return judged, PolicyState(

@@ -13,6 +13,7 @@ import msgspec
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.state import CpusetState
+from agent.qrm.decisions.compose import compose_decisions
 from api.decision import Decision
 from api.knobs import Knob
 from api.pod import Pod
@@ -57,7 +58,7 @@ def preview_decisions(inputs: PreviewInputs, new_pods: Sequence[Pod], cgroup: st
     listed = tuple(sorted(pods.values(), key=lambda pod: pod.key))
     one_more = msgspec.structs.replace(snapshot, cgroups=groups, pods=listed)
     judged, after = evaluate_policy(one_more, inputs.config, inputs.known, inputs.now_ns, inputs.told)
-    decisions = judged.decisions(one_more, {**inputs.knobs, **dict.fromkeys(fresh, there)})
+    decisions = compose_decisions(judged, one_more, {**inputs.knobs, **dict.fromkeys(fresh, there)})
     return DecisionPreview({decision.knob: decision for decision in decisions if decision.cgroup == cgroup}, after.cpus)
 
 

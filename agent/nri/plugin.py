@@ -21,8 +21,8 @@ from agent.nri.oci_resources import ADJUSTABLE_KNOBS, to_oci_resources
 from agent.nri.session import NriSession, connect_nri
 from agent.nri.signed_annotation import ORIGINALS_ANNOTATION, SignedAnnotations
 from agent.qrm.actuator.pending_originals import SHARES_FILE
-from agent.qrm.actuator.restore import LIST_KNOBS
 from agent.qrm.actuator.writer import KnobWriter, cgroup_directory
+from agent.qrm.knobs.knob_files import LIST_KNOBS
 from agent.sensors.pods.kubelet_pods import PodSourceHealth
 from api.cpu import format_cpu_list
 from api.interfaces import Unavailable, Vanished

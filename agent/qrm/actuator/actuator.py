@@ -30,9 +30,9 @@ from agent.qrm.actuator.plan import (
     writing_order,
 )
 from agent.qrm.actuator.recheck_cache import AvailableKnobs, RecheckCache
-from agent.qrm.actuator.restore import LIST_KNOBS, WEIGHT_PINNED, key_of, still_needed
+from agent.qrm.actuator.restore import WEIGHT_PINNED, key_of, still_needed
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue
-from agent.qrm.knobs.knob_files import MEMSW_LIMIT_FILE, canonical, clamp_value
+from agent.qrm.knobs.knob_files import LIST_KNOBS, MEMSW_LIMIT_FILE, canonical, clamp_value
 from agent.qrm.knobs.notation import MAX, UNLIMITED
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.decision import ActMode, Decision, Outcome, OutcomeStatus
@@ -61,7 +61,7 @@ class Actuator:
         self._offered = AvailableKnobs(files)
 
     def apply(
-        self, decisions: Sequence[Decision], now_ns: int | None = None, *, loosen: Collection[str] = ()
+        self, decisions: Sequence[Decision], now_ns: int | None = None, *, quota_exempt: Collection[str] = ()
     ) -> tuple[Outcome, ...]:
         """What came of each decision, in the order in which they were given; nothing at all with `Act.OFF`.
 
@@ -74,15 +74,15 @@ class Actuator:
             if self._originals is not None:
                 with suppress(Unavailable):  # they stay told, and a decision on one of them tells why
                     self.foretold.adopt(self._files, self._originals)
-            return self._applied(decisions, now_ns, loosen)
+            return self._applied(decisions, now_ns, quota_exempt)
 
     def _applied(
-        self, decisions: Sequence[Decision], now_ns: int | None, loosen: Collection[str]
+        self, decisions: Sequence[Decision], now_ns: int | None, quota_exempt: Collection[str]
     ) -> tuple[Outcome, ...]:
         recalled = self._seen.recall(decisions, now_ns)
         outcomes: dict[int, Outcome] = {}
         plans: dict[int, WritePlan] = {}
-        state = CycleState(self._files.cpu_count(), frozenset(loosen))
+        state = CycleState(self._files.cpu_count(), frozenset(quota_exempt))
         for outcome in recalled.values():
             state.settle(outcome.decision.cgroup, outcome.decision.knob, outcome.after or "")
         asked = [index for index in range(len(decisions)) if index not in recalled]
@@ -182,7 +182,7 @@ class Actuator:
                 return same
             before = self._files.decode(cgroup, knob, raw, reading.beside)
             foreign = not ours and self._is_externally_modified(original_of(decision, knob, raw))
-            loosened = knob is Knob.QUOTA and cgroup in state.loosened
+            loosened = knob is Knob.QUOTA and cgroup in state.quota_exempt
             own = (
                 UNLIMITED
                 if loosened

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from agent.qrm.actuator.restore import LIST_KNOBS, KnobKey, is_idle, key_of, restore_originals
+from agent.qrm.actuator.restore import KnobKey, is_idle, key_of, restore_originals
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, is_cgroup_path
+from agent.qrm.knobs.knob_files import LIST_KNOBS
 from agent.qrm.knobs.notation import DEFAULT_WEIGHT
 from api.cpu import parse_cpu_list
 from api.decision import Outcome

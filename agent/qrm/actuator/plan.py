@@ -11,9 +11,17 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.qrm.actuator.originals import OriginalsJournal
-from agent.qrm.actuator.restore import GROUP_OF, KNOB_ORDER, LIST_KNOBS
 from agent.qrm.actuator.writer import KnobReading, KnobWriter, OriginalValue, RawValue
-from agent.qrm.knobs.knob_files import KnobLimits, canonical, quota_ratio, round_up_to_pages, smaller_size
+from agent.qrm.knobs.knob_files import (
+    GROUP_OF,
+    KNOB_ORDER,
+    LIST_KNOBS,
+    KnobLimits,
+    canonical,
+    quota_ratio,
+    round_up_to_pages,
+    smaller_size,
+)
 from agent.qrm.knobs.notation import MAX, parse_number
 from api.cpu import parse_cpu_list
 from api.decision import Decision, Outcome, OutcomeStatus
@@ -67,7 +75,7 @@ class CycleState(msgspec.Struct):
     """What this round has settled so far that later decisions depend on."""
 
     cpu_count: int
-    loosened: frozenset[str] = frozenset()
+    quota_exempt: frozenset[str] = frozenset()
     """Cgroups whose quota may go above the owner's."""
     idle: dict[str, bool] = {}
     lists: dict[tuple[str, Knob], str] = {}
@@ -204,10 +212,10 @@ def limits_of(
         if above in state.lists:
             # What lies below a container follows it, and what its owner pinned there stays within that.
             whole, pinned = parse_cpu_list(state.lists[above]), set(parse_cpu_list(own))
-            return replace(machine, ceiling=tuple(cpu for cpu in whole if cpu in pinned) or whole)
+            return replace(machine, allowed=tuple(cpu for cpu in whole if cpu in pinned) or whole)
         if above not in state.parent_lists:
             state.parent_lists[above] = files.ceiling(cgroup, knob)
-        return replace(machine, ceiling=state.parent_lists[above])
+        return replace(machine, allowed=state.parent_lists[above])
     if knob is Knob.QUOTA:
         return replace(machine, own_quota=own)
     if knob is Knob.BURST:

@@ -11,9 +11,8 @@ from zlib import crc32
 import msgspec
 
 from agent.qrm.actuator.plan import STEPPED_KNOBS
-from agent.qrm.actuator.restore import CHANGED_BY, GROUP_OF, LIST_KNOBS
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue
-from agent.qrm.knobs.knob_files import KNOB_SPECS, ONE_SHOT_FILES, UNSUPPORTED
+from agent.qrm.knobs.knob_files import CHANGED_BY, GROUP_OF, KNOB_SPECS, LIST_KNOBS, ONE_SHOT_FILES, UNSUPPORTED
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 

@@ -10,6 +10,7 @@ import errno
 from collections.abc import Collection, Sequence
 
 from agent.qrm.actuator.writer import KernelRefused, KnobWriter, OriginalValue, RawValue
+from agent.qrm.knobs.knob_files import CHANGED_BY, KNOB_GROUPS, KNOB_ORDER, LIST_KNOBS
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.interfaces import Unavailable, Vanished
@@ -17,23 +18,6 @@ from api.knobs import Knob, Reason
 
 KnobKey = tuple[str, Knob]
 """A cgroup and one of its knobs."""
-KNOB_GROUPS = (
-    (Knob.IDLE,),
-    (Knob.WEIGHT,),
-    (Knob.QUOTA, Knob.BURST),
-    (Knob.CPUSET,),
-    (Knob.MEMS,),
-    (Knob.MEMORY_MAX, Knob.SWAP_MAX, Knob.MEMORY_HIGH, Knob.MEMORY_LOW, Knob.MEMORY_MIN),
-    (Knob.IO_WEIGHT,),
-    (Knob.IO_MAX,),
-    (Knob.NET_CLASS,),
-)
-"""Knobs whose values depend on one another, in the order in which these groups are written."""
-KNOB_ORDER = tuple(knob for group in KNOB_GROUPS for knob in group)
-GROUP_OF = {knob: number for number, group in enumerate(KNOB_GROUPS) for knob in group}
-CHANGED_BY = {Knob.WEIGHT: Knob.IDLE, Knob.BURST: Knob.QUOTA}
-"""A knob that changes with another, also where nobody decides on it: its original is needed as long as the other's."""
-LIST_KNOBS = (Knob.CPUSET, Knob.MEMS)
 RESTORED_STATUSES = (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED, OutcomeStatus.VANISHED)
 """Nothing is left to put back after these."""
 RESTORE_REASON = Reason(rule="restore", text="put back what the knob held before the agent first wrote it")

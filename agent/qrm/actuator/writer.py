@@ -222,7 +222,7 @@ class KnobWriter:
         place = self._place(knob, cgroup)
         mount = self._mount(place.controller)
         try:
-            raw = self._raw(mount, cgroup, cgroup_id, (*place.files, *place.beside), known or {})
+            raw = self._raw(mount, cgroup, cgroup_id, (*place.files, *place.context_files), known or {})
         except CgroupAbsent as error:
             if directory_id is None:
                 raise
@@ -232,8 +232,8 @@ class KnobWriter:
         texts = {file: raw.texts[file] for file in place.files}
         # What is garbage is left as it is: whoever decodes it says so.
         with suppress(ValueError):
-            texts = dict(place.own(texts))
-        beside = {file: raw.texts[file] for file in place.beside}
+            texts = dict(place.normalize(texts))
+        beside = {file: raw.texts[file] for file in place.context_files}
         return KnobReading(raw=RawValue(directory_id=raw.directory_id, texts=texts), beside=beside)
 
     def write(
@@ -374,7 +374,7 @@ class KnobWriter:
 
     def _there(self, place: KnobCodec, cgroup: str) -> bool:
         mount = self.hierarchy.controller(place.controller)
-        files = (*place.files, *place.beside)
+        files = (*place.files, *place.context_files)
         return mount is not None and all(os.access(cgroup_directory(mount, cgroup) / file, os.F_OK) for file in files)
 
     def _place(self, knob: Knob, cgroup: str) -> KnobCodec:

@@ -12,7 +12,7 @@ from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.config.qrm import CpuPlacementConfig
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from agent.qrm.decisions.cpu import managed_cgroups
 from agent.qrm.knobs.knob_files import KNOB_SPECS, UNSUPPORTED, canonical
 from api.cpu import Topology, parse_cpu_list
@@ -63,7 +63,7 @@ def rounds(
             usage_s={name: used * second for name, used in cores.items()},
         )
         judged, known = evaluate_policy(seen, config, known, seen.taken_at_ns)
-        found.append((seen, judged, judged.decisions(seen, dict.fromkeys(managed_cgroups(seen.pods), KNOBS))))
+        found.append((seen, judged, compose_decisions(judged, seen, dict.fromkeys(managed_cgroups(seen.pods), KNOBS))))
     return found
 
 

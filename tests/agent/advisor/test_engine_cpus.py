@@ -11,7 +11,7 @@ from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
 from agent.config.loader import parse_config
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus, allowed_cpus_of
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from agent.qrm.decisions.cpu import managed_cgroups
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.knobs import Knob
@@ -37,7 +37,7 @@ def confined(seen: Snapshot, lists: Mapping[str, str | None]) -> Snapshot:
 
 def cpusets(seen: Snapshot, judged: PolicyResult) -> dict[str, str]:
     knobs = dict.fromkeys(managed_cgroups(seen.pods), frozenset(Knob))
-    return {d.cgroup: d.value for d in judged.decisions(seen, knobs) if d.knob is Knob.CPUSET}
+    return {d.cgroup: d.value for d in compose_decisions(judged, seen, knobs) if d.knob is Knob.CPUSET}
 
 
 CANONICAL = "advisor: {policy: canonical}"
@@ -143,7 +143,7 @@ def test_a_reclaim_root_yields_as_a_whole_if_nobody_else_is_in_it(beside: str, t
     judged, _ = evaluate_policy(seen, config, PolicyState(), seen.taken_at_ns)
     for knob, value in ((Knob.IDLE, "1"), (Knob.WEIGHT, "1")):
         had = dict.fromkeys(managed_cgroups(seen.pods), frozenset({knob}))
-        found = {d.cgroup: d.value for d in judged.decisions(seen, had) if d.knob is knob}
+        found = {d.cgroup: d.value for d in compose_decisions(judged, seen, had) if d.knob is knob}
         assert (found.get(ROOT) == value) == idle
         assert found[f"{ROOT}/b/c"] == value
 
@@ -161,7 +161,7 @@ def test_what_the_kubelet_writes_shares_to_is_never_idle(root: str) -> None:
     seen = msgspec.structs.replace(seen, cgroups={**seen.cgroups, **groups})
     judged, _ = evaluate_policy(seen, settings(f"memory: {{reclaimRoot: {root}}}"), PolicyState(), seen.taken_at_ns)
     knobs = dict.fromkeys(groups, frozenset({Knob.IDLE, Knob.WEIGHT}))
-    found = {d.cgroup: d.knob for d in judged.decisions(seen, knobs) if d.knob in (Knob.IDLE, Knob.WEIGHT)}
+    found = {d.cgroup: d.knob for d in compose_decisions(judged, seen, knobs) if d.knob in (Knob.IDLE, Knob.WEIGHT)}
     assert found == {f"{root}/b/c": Knob.IDLE}
 
 

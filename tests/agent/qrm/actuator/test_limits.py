@@ -77,7 +77,7 @@ def test_only_who_asks_for_it_loosens_an_owner_s_quota(bench: Bench) -> None:
     decision = bench.tree.decision("/batch", Knob.QUOTA, "120000")
     (outcome,) = bench.actuator.apply([decision])
     assert (outcome.status, outcome.clamped_from) == (OutcomeStatus.UNCHANGED, "120000")
-    (outcome,) = bench.actuator.apply([decision], loosen={"/batch"})
+    (outcome,) = bench.actuator.apply([decision], quota_exempt={"/batch"})
     assert (outcome.status, outcome.after) == (OutcomeStatus.APPLIED, "120000 100000")
     bench.originals.restore(bench.files)
     assert bench.files.read("/batch", bench.tree.id("/batch"), Knob.QUOTA) == "50000 100000"
@@ -121,8 +121,8 @@ def test_a_quota_takes_the_owner_s_burst_down_and_both_come_back(bench: Bench) -
         (Knob.SWAP_MAX, "0", KnobLimits(own="max"), "0"),
         (Knob.MEMORY_LOW, "0", KnobLimits(own="8192"), "8192"),
         (Knob.MEMORY_MIN, "max", KnobLimits(own="8192"), "max"),
-        (Knob.MEMS, "1-3", KnobLimits(ceiling=(0, 1)), "1"),
-        (Knob.MEMS, "", KnobLimits(ceiling=(0, 1), empty_inherits_parent=False), "0-1"),
+        (Knob.MEMS, "1-3", KnobLimits(allowed=(0, 1)), "1"),
+        (Knob.MEMS, "", KnobLimits(allowed=(0, 1), empty_inherits_parent=False), "0-1"),
         (Knob.IO_WEIGHT, "5000", KnobLimits(weights=(1, 1000)), "1000"),
         (Knob.NET_CLASS, "7", KnobLimits(), "7"),
     ],

@@ -135,17 +135,17 @@ def test_pods_are_promised_cards_until_none_can_hold_one() -> None:
     assert {key: (one.rule, one.threshold, one.text) for key, one in found.rejected.items()} == {
         "default/c": ("no_bandwidth", 451, "No card has 451 Mbit/s left both ways: eth0 50 of 850, eth1 450 of 22450.")
     }
-    assert found.chosen == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
+    assert found.card_by_pod == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
 
 
 def test_a_newcomer_takes_nothing_from_who_has_a_card_and_a_named_card_is_the_only_one() -> None:
     before = promised([asks("a", 800), asks("b", 22_000)])
-    assert (before.chosen, list(before.rejected)) == ({"default/a": "eth1"}, ["default/b"])
+    assert (before.card_by_pod, list(before.rejected)) == ({"default/a": "eth1"}, ["default/b"])
     known = {"default/a": "eth0", "default/b": "eth1"}
     after = promised([asks("new", 800), asks("a", 800), asks("b", 22_000)], known)
-    assert (after.chosen, list(after.rejected)) == (known, ["default/new"])
+    assert (after.card_by_pod, list(after.rejected)) == (known, ["default/new"])
     named = promised([asks("a", 900, "eth0"), asks("b", 100, "eth7"), asks("c", 850, "eth0")], {"default/a": "eth1"})
-    assert named.chosen == {"default/c": "eth0"}
+    assert named.card_by_pod == {"default/c": "eth0"}
     assert {key: one.text for key, one in named.rejected.items()} == {
         "default/a": "No card has 900 Mbit/s left both ways: eth0 850 of 850.",
         "default/b": "nic_selection_result names eth7, which is no card of known speed here; there is eth0, eth1.",
@@ -154,12 +154,10 @@ def test_a_newcomer_takes_nothing_from_who_has_a_card_and_a_named_card_is_the_on
 
 def test_cards_that_cannot_be_seen_take_no_promise_away_and_make_none() -> None:
     unseen = promised([asks("a", 800), asks("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
-    assert (unseen.cards, unseen.chosen) == ((), {"default/a": "eth0"})
+    assert (unseen.cards, unseen.card_by_pod) == ((), {"default/a": "eth0"})
     assert {key: one.rule for key, one in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
     slow = promised([asks("a", 800)], {"default/a": "eth0"}, {"eth0": interface(None)})
-    assert (
-        slow.rejected["default/a"].text == "800 Mbit/s are asked for, and the speed of no network card is known here."
-    )
+    assert slow.rejected["default/a"].text == "The pod requests 800 Mbit/s, and the speed of no network card is known."
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "eth0", "eth1", "eth7"])), max_size=12))
@@ -171,8 +169,11 @@ def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(
     for card in found.cards:
         assert card.promised == sum(card.pods.values()) <= card.capacity
     wanted = {one.key for one, (mbit, _) in zip(pods, knob_requests, strict=True) if mbit}
-    assert (found.chosen.keys() | found.rejected.keys(), found.chosen.keys() & found.rejected.keys()) == (wanted, set())
-    assert promised(pods, found.chosen).chosen.items() >= found.chosen.items()
+    assert (found.card_by_pod.keys() | found.rejected.keys(), found.card_by_pod.keys() & found.rejected.keys()) == (
+        wanted,
+        set(),
+    )
+    assert promised(pods, found.card_by_pod).card_by_pod.items() >= found.card_by_pod.items()
 
 
 # --- caches

@@ -7,7 +7,7 @@ import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.loader import parse_config
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from api.knobs import Knob
 from api.measurements import KubeletManagers
 from api.qos import QoSLevel
@@ -29,7 +29,7 @@ def seen_with(kubelet: KubeletManagers | None) -> Snapshot:
 def decided(kubelet: KubeletManagers | None) -> dict[tuple[str, Knob], str]:
     seen = seen_with(kubelet)
     judged, _ = evaluate_policy(seen, CANONICAL, PolicyState(), seen.taken_at_ns)
-    return {(one.cgroup, one.knob): one.value for one in judged.decisions(seen, KNOBS)}
+    return {(one.cgroup, one.knob): one.value for one in compose_decisions(judged, seen, KNOBS)}
 
 
 def test_without_a_static_manager_pools_are_kept_apart_by_cpusets() -> None:

@@ -90,7 +90,7 @@ def test_all_quotas_together_are_what_is_lent(lent: float, count: int, quota: st
     pods = [pod(f"b{number}", QoSLevel.RECLAIMED) for number in range(count)]
     given = [value for (_, knob), value in values(advice(lent), pods).items() if knob == "cpu.max"]
     assert given == [quota] * count
-    limits = KnobLimits(ceiling=None, cpu_count=2, empty_inherits_parent=True)
+    limits = KnobLimits(allowed=None, cpu_count=2, empty_inherits_parent=True)
     written = [clamp_value(Knob.QUOTA, value, limits).split() for value in given]
     assert sum(int(us) / int(period) for us, period in written) == pytest.approx(lent, rel=0.001)
 

@@ -110,7 +110,7 @@ def test_a_step_is_told_only_where_growth_was_cut() -> None:
     seen = snapshot(0, [WEB, BATCH], cpus=20)
     for web, cores, cut in ((2.3, 10.0, False), (0.3, 12.0, True)):
         (wish,), memory = suppress_reclaimed(seen, rates(web + 1, {"web": web, "batch": 0.4}), config, before)
-        assert (memory.cores, "at once" in wish.reason.text) == (cores, cut)
+        assert (memory.cores, "growth is limited" in wish.reason.text) == (cores, cut)
 
 
 def test_small_changes_and_unknown_uses_leave_a_quota_as_it_is() -> None:
@@ -230,9 +230,9 @@ def koordinated(
         seen = snapshot(second, [WEB, BATCH], cpus=4)
         given = rates(load * 4, {"web": used, "batch": 0.0}, {"web": throttled})
         advice, memory = koordinator_burst(seen, given, config or KoordinatorBurstConfig(), memory)
-        assert advice.loosen == {"/web"}
+        assert advice.quota_exempt == {"/web"}
         found.append((memory.quotas_us["/web"], advice.state))
-        assert values(advice.knob_requests)["/web", "cpu.max.burst"] == "2000000"
+        assert values(advice.requests)["/web", "cpu.max.burst"] == "2000000"
     return found
 
 

@@ -7,9 +7,9 @@ import pytest
 from agent.qrm.knobs.knob_files import KnobLimits, clamp_value
 from api.knobs import Knob
 
-V1 = KnobLimits(ceiling=(0, 1, 2, 3), cpu_count=4, empty_inherits_parent=False)
-V2 = KnobLimits(ceiling=(0, 1, 2, 3), cpu_count=4, empty_inherits_parent=True)
-BLIND = KnobLimits(ceiling=None, cpu_count=4, empty_inherits_parent=True)
+V1 = KnobLimits(allowed=(0, 1, 2, 3), cpu_count=4, empty_inherits_parent=False)
+V2 = KnobLimits(allowed=(0, 1, 2, 3), cpu_count=4, empty_inherits_parent=True)
+BLIND = KnobLimits(allowed=None, cpu_count=4, empty_inherits_parent=True)
 
 
 @pytest.mark.parametrize(
@@ -54,5 +54,5 @@ def test_cpus_that_nobody_has_are_refused_and_not_replaced() -> None:
     ],
 )
 def test_the_owners_own_limit_is_never_loosened(asked: str, own: str, expected: str) -> None:
-    limits = KnobLimits(ceiling=None, cpu_count=4, empty_inherits_parent=False, own_quota=own)
+    limits = KnobLimits(allowed=None, cpu_count=4, empty_inherits_parent=False, own_quota=own)
     assert clamp_value(Knob.QUOTA, asked, limits) == expected

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent.qrm.actuator.restore import KNOB_ORDER
 from agent.qrm.knobs.knob_files import (
     CFS_PERIOD,
     CFS_QUOTA,
+    KNOB_ORDER,
     KNOB_SPECS,
     MEMORY_LIMIT_FILE,
     MEMORY_MIGRATE_FILE,
@@ -121,7 +121,7 @@ def test_any_text_is_either_canonical_or_a_value_error(knob: Knob, text: str) ->
 def test_what_is_encoded_decodes_to_the_same_value(data: st.DataObject, given: tuple[Knob, KnobCodec]) -> None:
     knob, place = given
     value = data.draw(VALUES[knob])
-    held = {file: HELD.get(file, "") for file in (*place.files, *place.beside)}
+    held = {file: HELD.get(file, "") for file in (*place.files, *place.context_files)}
     if knob is Knob.IO_MAX:
         held.update(place.encode(value))
     else:
