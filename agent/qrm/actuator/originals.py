@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.qrm.actuator.boot_journal import MAX_FILE_BYTES, write_journal
 from agent.qrm.actuator.restore import KnobKey, is_idle, key_of, restore_originals
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, is_cgroup_path
 from agent.qrm.knobs.knob_files import LIST_KNOBS
@@ -22,7 +23,7 @@ from api.decision import Outcome
 from api.interfaces import Unavailable, Vanished
 from api.knobs import Knob
 from common.files import read_small_file
-from common.state_file import list_quarantined, quarantine_file, replace_file, sync_directory
+from common.state_file import list_quarantined, quarantine_file
 
 
 class LastWrittenValues:
@@ -81,8 +82,6 @@ def _only_offline_removed(left: str, now: OriginalValue, files: KnobWriter) -> b
 
 VERSION = 1
 FILE_NAME, HOLDER_NAME = "originals.json", "holder.pid"
-MAX_FILE_BYTES = 64 << 20
-"""A thousand times what 200 managed cgroups need."""
 LEFT_AS_MODIFIED = "changed by someone else since the agent last wrote it: left as it is"
 
 
@@ -262,18 +261,7 @@ class OriginalsJournal:
         )
 
     def _save(self, entries: Mapping[KnobKey, OriginalValue]) -> None:
-        try:
-            if entries:
-                replace_file(self.path, encode_journal(self._boot_id, entries.values()))
-            else:
-                # Also works on a full disk, where nothing could be written.
-                self.path.unlink(missing_ok=True)
-                sync_directory(self.path.parent)
-        except OSError as error:
-            raise Unavailable(
-                f"original values cannot be journalled in {self.path}: {error.strerror}",
-                f"make room in {self.path.parent} and make it writable, or choose another with --state-dir",
-            ) from None
+        write_journal(self.path, encode_journal(self._boot_id, entries.values()) if entries else None)
         self._on_disk = dict(entries)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.config.qrm import KnobsConfig
-from agent.qrm.actuator import disk_settings
+from agent.qrm.actuator import boot_journal
 from agent.qrm.actuator.disk_settings import DiskSettings
 from agent.qrm.actuator.node_knobs import (
     DISKS,
@@ -127,7 +127,7 @@ def test_many_disks_wait_for_the_journal_twice_in_all(node: Node, monkeypatch: p
         node.write(f"block/sd{number}/queue/wbt_lat_usec", "75000\n")
     knobs = node.knobs({"io": {"wbtUs": {"SSD": 2000}}})
     written = []
-    monkeypatch.setattr(disk_settings, "replace_file", lambda path, data: written.append(data))
+    monkeypatch.setattr(boot_journal, "replace_file", lambda path, data: written.append(data))
     outcomes, _ = knobs.run_cycle(seen({f"sd{number}": disk(f"8:{number}", "SSD") for number in range(24)}), 0)
     assert [o.status for o in outcomes] == [OutcomeStatus.APPLIED] * 24
     assert [data.count(b'"left":"2000"') for data in written] == [0, 24]
