@@ -300,7 +300,7 @@ class KnobWriter:
         """Any other file of the cgroup, as it is."""
         return self._raw(self._mount(controller), cgroup, cgroup_id, (file,), {}).texts[file]
 
-    def act(self, cgroup: str, cgroup_id: int, knob: Knob, text: str) -> None:
+    def write_one_shot(self, cgroup: str, cgroup_id: int, knob: Knob, text: str) -> None:
         """Write to the file of a knob that is done, not set. May take as long as the kernel likes."""
         file = ONE_SHOT_FILES[knob][self.version == "v2"]
         if file is None:

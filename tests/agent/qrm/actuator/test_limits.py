@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.qrm.actuator import one_shot
 from agent.qrm.actuator.one_shot import run_one_shot
 from agent.qrm.actuator.plan import SLACK_BYTES, STEP_BYTES, WritePlan, writing_order
 from agent.qrm.actuator.writer import RawValue
 from agent.qrm.knobs.knob_files import KnobLimits, clamp_value
 from agent.qrm.knobs.notation import PAGE_BYTES, format_io, parse_io
-from api.decision import ActMode, OutcomeStatus
+from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 from tests.agent.qrm.actuator.test_actuator import Bench
 
@@ -184,7 +186,34 @@ def test_time_that_is_over_makes_a_part_of_it(bench: Bench) -> None:
         pytest.skip("version 1 drops everything in one system call")
     outcome = run_one_shot(bench.tree.decision("/batch", Knob.MEMORY_RECLAIM, str(200 * MIB)), bench.files, limit_s=0)
     assert outcome.status is OutcomeStatus.APPLIED
-    assert outcome.error == f"partial: {136 * MIB} of {200 * MIB} bytes were left when the time was over"
+    assert outcome.error == f"partial: {136 * MIB} of {200 * MIB} bytes were left at the time limit"
+
+
+def test_an_unexpected_exception_is_reported_and_the_worker_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def fail_once(decision: Decision, *_: object) -> Outcome:
+        calls.append(decision.value)
+        if len(calls) == 1:
+            raise KeyError("no such operation")
+        return Outcome(decision=decision, status=OutcomeStatus.APPLIED)
+
+    monkeypatch.setattr(one_shot, "run_one_shot", fail_once)
+    worker = one_shot.OneShotWorker(bench.tree.hierarchy)
+    reported = []
+    for value in ("4096", "8192"):
+        outcome = worker.submit(bench.tree.decision("/batch", Knob.DROP_CACHE, value))
+        assert outcome.error == one_shot.IN_PROGRESS
+        deadline_s = time.monotonic() + 10
+        while not (finished := worker.finished()) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        reported += finished
+    assert [(outcome.decision.value, outcome.status) for outcome in reported] == [
+        ("4096", OutcomeStatus.REFUSED), ("8192", OutcomeStatus.APPLIED),
+    ]  # fmt: skip
+    assert "KeyError('no such operation')" in reported[0].error
 
 
 @pytest.mark.parametrize("mode", ["v1", "v2"])
