@@ -197,7 +197,7 @@ class Loop:
             node=node,
             forecasts=forecasts,
             shadow=shadow,
-            made=self._actuator.foretold.outcomes(),
+            made=self._actuator.pending_originals.outcomes(),
             outcomes=outcomes,
             evictions=evictions,
             kills=kills,
@@ -216,11 +216,11 @@ class Loop:
     def _finish(self, preview_inputs: PreviewInputs) -> None:
         """Have whoever is made from now on get what this round would give him."""
         self._basis = preview_inputs
-        self._actuator.foretold.promised.taken(preview_inputs.known.cpus)
+        self._actuator.pending_originals.reservations.drop_merged(preview_inputs.known.cpus)
 
     def _judged(self, snapshot: Snapshot, now_ns: int) -> tuple[PolicyResult, PolicyState, ExternalAdvice]:
         """What is to be, by our advice or by that of whoever is asked in its stead; what was known before, and what he said."""
-        cpus = self._actuator.foretold.promised.kept(self._known.cpus)
+        cpus = self._actuator.pending_originals.reservations.merge_into(self._known.cpus)
         known, told = msgspec.structs.replace(self._known, cpus=cpus), ExternalAdvice()
         if self._neighbours is not None:
             known, told = self._neighbours.before(known)
@@ -240,7 +240,7 @@ class Loop:
         yield self._actuator.apply(decisions, now_ns, quota_exempt=judged.knob_requests.quota_exempt)
         # A tree that cannot be read tells of nobody that he has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):
-            coming = self._actuator.foretold.coming({one.cgroup for one in decisions}, now_ns / 1e9)
+            coming = self._actuator.pending_originals.unlisted({one.cgroup for one in decisions}, now_ns / 1e9)
             yield self._actuator.release(decisions, ((ours | judged.extra_cgroups) - snapshot.cgroups.keys()) | coming)
         yield self._actuator.finished()
 

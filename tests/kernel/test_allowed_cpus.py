@@ -53,4 +53,4 @@ def test_pools_stay_within_the_cpus_of_the_cgroup_above_all_pods() -> None:
     )
     assert judged.advice is not None
     assert {cpu for pool in judged.advice.pools for cpu in pool.cpus} == {last}
-    assert f"{above.path} leaves pods CPUs {last} of the node's {len(node.cpus)}." in judged.advice.reason.text
+    assert f"{above.path} limits pods to CPUs {last} of the node's {len(node.cpus)}." in judged.advice.reason.text

@@ -228,7 +228,7 @@ def test_cpus_that_no_pod_may_have_are_nobodys(policy: str) -> None:
         assert sum(size.cpus for size in judged.advice.cpu.sizes) == 24
         assert judged.advice.reclaimable_cores <= 24
         assert (judged.advice.headroom.cores or 0) <= 24
-        assert "/kubepods leaves pods CPUs 0-23 of the node's 48." in judged.advice.reason.text
+        assert "/kubepods limits pods to CPUs 0-23 of the node's 48." in judged.advice.reason.text
         assert len(seen.topology.cpus) == 48
         found = cpusets(seen, judged)
         if policy == "canonical":

@@ -193,7 +193,7 @@ async def test_cpus_that_were_promised_are_given_to_nobody_else_before_a_round_k
     assert len({*made.values()} - {""}) == 2, made
     basis = agent.preview_inputs
     assert basis is not None
-    known = agent.foretold.promised.kept(basis.known.cpus)
+    known = agent.foretold.reservations.merge_into(basis.known.cpus)
     assert {name: known.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
     # A round that does not see them yet: the others are placed around them.
     seen = msgspec.structs.replace(basis.known, cpus=known)
@@ -201,8 +201,8 @@ async def test_cpus_that_were_promised_are_given_to_nobody_else_before_a_round_k
     assert judged.placement is not None
     assert not {str(cpu) for cpu in judged.placement.cpus["/web"]} & {*made.values()}
     assert {name: after.cpus.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
-    agent.foretold.promised.taken(after.cpus)
-    assert agent.foretold.promised.kept(basis.known.cpus) is basis.known.cpus, "that round knows of them"
+    agent.foretold.reservations.drop_merged(after.cpus)
+    assert agent.foretold.reservations.merge_into(basis.known.cpus) is basis.known.cpus, "that round knows of them"
 
 
 async def test_requests_of_reclaimed_resources_are_the_kubelets_word(tmp_path: Path, runtime: Runtime) -> None:

@@ -123,7 +123,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 def test_the_runtime_writes_and_nobody_writes_again(stage: Stage) -> None:
     assert stage.write("20") == "205"
     assert [(one.container_id, one.linux.cpu_shares) for one in stage.containerd.asked] == [(ID, 205)]
-    assert (stage.files.told, stage.files.refused) == (1, 0)
+    assert (stage.files.runtime_writes, stage.files.runtime_failures) == (1, 0)
 
 
 def test_what_it_has_no_word_for_is_written_here(stage: Stage) -> None:
@@ -141,7 +141,7 @@ def test_a_runtime_that_says_yes_and_does_nothing_is_not_believed(stage: Stage) 
 def test_one_that_refuses_a_container_is_asked_for_the_next(stage: Stage) -> None:
     stage.containerd.says = "container is not running"
     assert (stage.write("20"), stage.write("30")) == ("205", "307")
-    assert (len(stage.containerd.asked), stage.files.refused) == (2, 2)
+    assert (len(stage.containerd.asked), stage.files.runtime_failures) == (2, 2)
 
 
 def test_one_that_hangs_is_left_alone_for_a_while(stage: Stage) -> None:
@@ -150,7 +150,7 @@ def test_one_that_hangs_is_left_alone_for_a_while(stage: Stage) -> None:
         assert stage.write("20") == "205"
     with stage.files.one_cycle():
         assert stage.write("30") == "307"
-    assert (len(stage.containerd.asked), stage.files.refused) == (1, 1)
+    assert (len(stage.containerd.asked), stage.files.runtime_failures) == (1, 1)
 
 
 def test_a_round_gives_it_a_second_and_no_more(stage: Stage) -> None:

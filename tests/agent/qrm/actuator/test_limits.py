@@ -90,7 +90,7 @@ def test_unknown_use_lowers_nothing(bench: Bench) -> None:
     bench.tree.file("/batch", "memory.current" if v2 else "memory.usage_in_bytes").write_text("lots\n")
     (outcome,) = bench.apply(("/batch", Knob.MEMORY_MAX, str(MIB)))
     assert (outcome.status, outcome.before) == (OutcomeStatus.REFUSED, "max")
-    assert "nobody knows how much memory it uses" in outcome.error
+    assert "its memory usage cannot be read" in outcome.error
     (outcome,) = bench.apply(("/batch", Knob.MEMORY_MAX, "max"))
     assert outcome.status is OutcomeStatus.UNCHANGED
 

@@ -218,7 +218,7 @@ def test_levels_have_groups_with_the_threads_of_their_containers(node: Node) -> 
     ("schemata", "levels", "error"),
     [
         (None, {}, "/fs/resctrl cannot be read: "),
-        ("L3:0=f\n", {"shared_cores": {"catStartPercent": 80}}, "no way"),
+        ("L3:0=f\n", {"shared_cores": {"catStartPercent": 80}}, "no cache way"),
     ],
 )
 def test_without_resctrl_that_is_said_where_it_is_configured(

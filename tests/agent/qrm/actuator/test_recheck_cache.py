@@ -24,20 +24,20 @@ S = 1_000_000_000
 
 
 class Counted(KnobWriter):
-    """Remembers which knobs were read."""
+    """Records which knobs were read."""
 
     looked: list[tuple[str, Knob]]
 
-    def look(
+    def read_with_context(
         self,
         cgroup: str,
         cgroup_id: int,
         knob: Knob,
         directory_id: int | None = None,
-        known: Mapping[str, str] | None = None,
+        unchanged: Mapping[str, str] | None = None,
     ) -> KnobReading:
         self.looked.append((cgroup, knob))
-        return super().look(cgroup, cgroup_id, knob, directory_id, known)
+        return super().read_with_context(cgroup, cgroup_id, knob, directory_id, unchanged)
 
 
 class Node:

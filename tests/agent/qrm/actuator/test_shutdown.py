@@ -24,7 +24,7 @@ def test_who_was_made_after_the_latest_round_is_told_of_before_he_is_put_back(tm
     tree.file("/batch", "cpuset.cpus").write_text("1\n")
     decision = msgspec.structs.replace(tree.decision("/batch", Knob.CPUSET, "1"), pod="default/batch")
     made = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="1")
-    foretold.tell("/batch", {Knob.CPUSET: "0-3"}, 1.0, done={Knob.CPUSET: made})
+    foretold.add("/batch", {Knob.CPUSET: "0-3"}, 1.0, outcomes={Knob.CPUSET: made})
     foretold.adopt(files, originals)
     # What the latest round told is in the journal already.
     latest = msgspec.structs.replace(busy_cycle(7, outcomes=()), made=(made,))

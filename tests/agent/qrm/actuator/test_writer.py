@@ -84,8 +84,8 @@ def test_defaults_read_alike_on_both_versions(tmp_path: Path, mode: str) -> None
     v1 = {Knob.CPUSET: "0-3", Knob.MEMS: "0-1", Knob.NET_CLASS: "0"}
     v2 = {Knob.CPUSET: "", Knob.MEMS: "", Knob.MEMORY_HIGH: "max", Knob.MEMORY_LOW: "0", Knob.MEMORY_MIN: "0"}
     assert read == {**common, **(v2 if mode == "v2" else v1)}
-    assert (files.ceiling("/batch"), files.cpu_count()) == ((0, 1, 2, 3), 4)
-    assert files.ceiling("/batch", Knob.MEMS) == (0, 1)
+    assert (files.allowed_above("/batch"), files.cpu_count()) == ((0, 1, 2, 3), 4)
+    assert files.allowed_above("/batch", Knob.MEMS) == (0, 1)
     files.close()
 
 
@@ -154,7 +154,7 @@ def test_without_a_cpuset_controller_the_knob_is_unavailable(tmp_path: Path) -> 
     del tree.hierarchy.v1["cpuset"]
     files = KnobWriter(tree.hierarchy)
     assert not files.available(Knob.CPUSET, "/batch")
-    assert files.ceiling("/batch") is None
+    assert files.allowed_above("/batch") is None
     assert files.cpu_count() == os.cpu_count()
     with pytest.raises(Unavailable, match="no cpuset controller"):
         files.read("/batch", cgroup_id, Knob.CPUSET)

@@ -83,7 +83,7 @@ def test_the_tutorials_share_pool_grows_from_six_to_eight_and_keeps_its_six() ->
     second, _ = run((size("share", 8), size("reclaim", 40)), pods, BIG, state)
     assert cpus(second) == {"/web": "0-3,24-27", "/batch": "4-23,28-47"}
     assert second.mems == {"/web": (0, 1), "/batch": (0, 1)}
-    assert second.reasons["/web"].text == "It runs on the CPUs of pool share: 0-3,24-27."
+    assert second.reasons["/web"].text == "The container runs on the CPUs of pool share: 0-3,24-27."
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,9 @@ def test_dedicated_has_whole_cores_for_itself_and_sidecars_follow() -> None:
     assert placement.mems["/db"] == placement.mems["/db-proxy"] == (0,)
     assert state.machine_state[0].allocated_cpuset == "0-2,24-26"
     assert state.machine_state[0].default_cpuset == "3-11,27-35"
-    assert placement.reasons["/db"].text.startswith("default/db asked for 6 CPUs and has 6 of NUMA node 0 for itself;")
+    assert placement.reasons["/db"].text.startswith(
+        "default/db requests 6 CPUs and has 6 exclusive CPUs of NUMA node 0;"
+    )
 
 
 @pytest.mark.parametrize(("hint", "nodes"), [("spreading", "0 1 0 1"), ("packing", "0 0 0 1")])
@@ -260,7 +262,7 @@ def test_a_dedicated_pod_with_too_few_cpus_left_keeps_those_and_says_so() -> Non
     placement, state = run((), pods, offline(TWO, 1, 2), state)
     assert cpus(placement) == {"/db": "0,3", "/other": "4-7"}
     assert placement.reasons["/db"].rule == "dedicated_short"
-    assert "asked for 4 CPUs and has 2 of NUMA node 0" in placement.reasons["/db"].text
+    assert "requests 4 CPUs and has 2 exclusive CPUs of NUMA node 0" in placement.reasons["/db"].text
     back, _ = run((), pods, TWO, state)
     assert cpus(back) == {"/db": "0-3", "/other": "4-7"}
 
@@ -297,7 +299,7 @@ def test_shared_binding_is_kept_in_the_state_and_moves_nobody() -> None:
     assert second.rejected == {}
     third, _ = run((), (*full, bound("e", 0.5)), TWO, after)
     assert third.rejected["default/e"].text == (
-        "default/e asks for 0.5 CPUs, no NUMA nodes have them (left on node 0: 0, 1: 0)."
+        "default/e requests 0.5 CPUs; no NUMA nodes have them (left on node 0: 0, 1: 0)."
     )
 
 

@@ -18,7 +18,7 @@ ALL = {0: 8.0, 1: 8.0, 2: 8.0, 3: 8.0}
 def masks(cores: float, left: dict[int, float] | None = None, node: CpuLayout = FOUR, **wants: object) -> list[str]:
     """As `01` for nodes 0 and 1; `+` marks preferred ones."""
     asked = Enhancements(numa_binding=True, **wants)
-    ask = NumaRequest(cores=cores, wants=asked, several=asked.numa_exclusive)
+    ask = NumaRequest(cores=cores, enhancements=asked, several=asked.numa_exclusive)
     available = left or ALL
     free = {cpu for numa in node.numa for cpu in list(node.numa[numa])[: int(available.get(numa, 0))]}
     return ["".join(map(str, hint.nodes)) + "+" * hint.preferred for hint in topology_hints(ask, available, free, node)]
@@ -59,13 +59,13 @@ def test_masks(cores: float, left: dict[int, float] | None, wants: dict[str, obj
 @pytest.mark.parametrize(
     ("cores", "left", "wants", "reason"),
     [
-        (9, None, {}, r"asks for 9 CPUs, more than one NUMA node has"),
-        (33, None, {"numa_exclusive": True}, r"asks for 33 CPUs, the node has 32"),
+        (9, None, {}, r"requests 9 CPUs, more than one NUMA node has"),
+        (33, None, {"numa_exclusive": True}, r"requests 33 CPUs, the node has 32"),
         (4, {0: 3.0, 1: 3.5, 2: 0.0, 3: 0.0}, {}, r"left on node 0: 3, 1: 3.5, 2: 0, 3: 0"),
-        (4, None, {"numa_ids": (5,)}, r"asks for NUMA nodes 5, the node has 0,1,2,3"),
-        (20, None, {"numa_ids": (0, 1)}, r"on nodes 0,1, no NUMA nodes have them"),
-        (20, None, {"numa_number": 2}, r"asks for 20 CPUs on 2 NUMA nodes, which takes 3"),
-        (4, None, {"numa_number": 9}, r"on 9 nodes, no NUMA nodes have them"),
+        (4, None, {"numa_ids": (5,)}, r"requests NUMA nodes 5, the machine has 0,1,2,3"),
+        (20, None, {"numa_ids": (0, 1)}, r"on nodes 0,1; no NUMA nodes have them"),
+        (20, None, {"numa_number": 2}, r"requests 20 CPUs on 2 NUMA nodes, which takes 3"),
+        (4, None, {"numa_number": 9}, r"on 9 nodes; no NUMA nodes have them"),
         (
             3,
             {0: 8.0, 1: 8.0, 2: 8.0, 3: 8.0},

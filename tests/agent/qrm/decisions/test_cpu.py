@@ -118,7 +118,7 @@ def test_a_cpuset_is_explained_by_the_region_and_the_pool() -> None:
     why = Reason(rule="provision_canonical", text="share: it gets 1.", inputs={"cpus": 1})
     one = RegionAdvice(region=region, policy="canonical", controls={}, upper_cores=1, lower_cores=1, reason=why)
     given = msgspec.structs.replace(advice(1.0, idle=False), cpu=CpuAdvice(regions=(one,)))
-    told = Reason(rule="pool", text="It runs on the CPUs of pool share: 0.", inputs={"pool": "share"})
+    told = Reason(rule="pool", text="The container runs on the CPUs of pool share: 0.", inputs={"pool": "share"})
     placement = CpusetAllocation(pools=(), cpus={"/web": (0,), "/batch": (1,)}, mems={}, reasons={"/web": told})
     web, batch = decide_cpu(given, snapshot(0, [WEB, BATCH]), dict.fromkeys(("/web", "/batch"), ALL), placement)
     assert (web.reason.rule, web.reason.text) == ("provision_canonical", f"{why.text} {told.text}")
