@@ -111,11 +111,11 @@ def test_a_directory_of_another_controller_has_an_identity_too(tmp_path: Path) -
     tree = Tree(tmp_path, "v1")
     cgroup_id = tree.make("/batch")
     files = KnobWriter(tree.hierarchy)
-    seen = files.read_raw("/batch", cgroup_id, Knob.CPUSET)
-    assert seen.directory_id == (tmp_path / "cpuset/batch").stat().st_ino != cgroup_id
-    assert files.read_raw("/batch", cgroup_id, Knob.CPUSET, seen.directory_id) == seen
+    raw = files.read_raw("/batch", cgroup_id, Knob.CPUSET)
+    assert raw.directory_id == (tmp_path / "cpuset/batch").stat().st_ino != cgroup_id
+    assert files.read_raw("/batch", cgroup_id, Knob.CPUSET, raw.directory_id) == raw
     with pytest.raises(Vanished):
-        files.read_raw("/batch", cgroup_id, Knob.CPUSET, seen.directory_id + 1)
+        files.read_raw("/batch", cgroup_id, Knob.CPUSET, raw.directory_id + 1)
     files.close()
 
 
@@ -217,12 +217,12 @@ def test_descriptors_are_bounded_and_given_back(tmp_path: Path) -> None:
     assert _descriptors() == before
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(tmp_path: Path, *, kept: bool) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(tmp_path: Path, *, cached: bool) -> None:
     tree = Tree(tmp_path, "v2")
     cgroup_id = tree.make("/batch")
     files = KnobWriter(tree.hierarchy)
-    if kept:
+    if cached:
         files.read("/batch", cgroup_id, Knob.WEIGHT)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.open("/", os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The kubelet's static policy: who has CPUs of his own, which, and what everybody else shares."""
+"""The kubelet's static policy: which containers have exclusive CPUs, which CPUs, and what the others share."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_reserved_cpus_are_shared_and_nobodys_own() -> None:
     assert cpus(placement)["/b"] == "0-1,4-5"
 
 
-def test_who_has_cpus_keeps_them_and_they_are_kept_for_who_is_gone_for_a_moment() -> None:
+def test_exclusive_cpus_are_kept_also_while_a_container_restarts() -> None:
     config = native()
     a, b = guaranteed("b", 2.0), guaranteed("a", 2.0)
     _, state = run((), (a,), NODE, config=config)
