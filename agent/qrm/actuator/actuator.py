@@ -63,11 +63,9 @@ class Actuator:
     def apply(
         self, decisions: Sequence[Decision], now_ns: int | None = None, *, quota_exempt: Collection[str] = ()
     ) -> tuple[Outcome, ...]:
-        """Return the outcome of each decision, in the order of the decisions; nothing with `ActMode.OFF`.
-
-        With `now_ns`, unchanged decisions are answered from a cache and their knobs re-read every few seconds; without
-        it every knob is read. Cgroups in `quota_exempt` may exceed the owner's quota (Koordinator's quota burst).
-        """
+        """Return the outcome of each decision, in the order of the decisions; nothing with `ActMode.OFF`. With
+        `now_ns`, unchanged decisions are answered from a cache and their knobs re-read every few seconds; without it
+        every knob is read. Cgroups in `quota_exempt` may exceed the owner's quota (Koordinator's quota burst)."""
         if self._act is ActMode.OFF:
             return ()
         with self._files.one_cycle():
@@ -142,10 +140,8 @@ class Actuator:
         return total
 
     def release(self, decisions: Sequence[Decision], unseen: Collection[str]) -> tuple[Outcome, ...]:
-        """Restore every changed knob that has no decision any more: its pod ended, or the policy changed.
-
-        Cgroups of `unseen` keep their values: a failed reading is no reason to restore.
-        """
+        """Restore every changed knob that has no decision any more: its pod ended, or the policy changed. Cgroups of
+        `unseen` keep their values: a failed reading is no reason to restore."""
         if self._originals is None or self._act is not ActMode.ON:
             return ()
         entries, decided = self._originals.entries(), {(decision.cgroup, decision.knob) for decision in decisions}
@@ -284,10 +280,8 @@ class Actuator:
         }
 
     def _originals_of(self, plan: WritePlan) -> list[OriginalValue]:
-        """Return the originals that a write changes.
-
-        Setting cpu.idle changes the weight as well. While it is set, the weight file does not hold the owner's value.
-        """
+        """Return the originals that a write changes. Setting cpu.idle changes the weight as well. While it is set,
+        the weight file does not hold the owner's value."""
         decision = plan.decision
         own = original_of(decision, decision.knob, plan.raw)
         try:
@@ -313,10 +307,8 @@ class Actuator:
         return original_of(decision, Knob.BURST, raw) if higher else None
 
     def _remove_obstacles(self, plan: WritePlan) -> None:
-        """Change the knobs that the kernel requires to be changed first.
-
-        The kernel refuses a quota below the burst, and version 1 a memory limit above the limit of memory and swap.
-        """
+        """Change the knobs that the kernel requires to be changed first. The kernel refuses a quota below the burst,
+        and version 1 a memory limit above the limit of memory and swap."""
         decision = plan.decision
         if plan.burst is not None:
             quota_us = canonical(Knob.QUOTA, decision.value).split()[0]
@@ -344,9 +336,7 @@ class Actuator:
 
     def _widen(self, plans: Sequence[WritePlan]) -> None:
         """Add the new CPUs or NUMA nodes of nested cpusets to the old ones, so that each can then shrink alone.
-
-        Refusals are reported when the decision itself is written.
-        """
+        Refusals are reported when the decision itself is written."""
         touching = nested_cgroups([plan.decision.cgroup for plan in plans])
         for plan in sorted(plans, key=lambda p: p.decision.cgroup.count("/")):
             cgroup, value = plan.decision.cgroup, plan.decision.value

@@ -121,11 +121,9 @@ class CriKnobWriter(KnobWriter):
             self._loop.close()
 
     def _call_runtime(self, cgroup: str, cgroup_id: int, request: wire.UpdateContainerResourcesRequest) -> bool | None:
-        """Return whether the runtime has written the request; None if it was not called.
-
-        The request includes those that the runtime missed: it writes all values it knows of, and would overwrite the
-        agent's value with an earlier one.
-        """
+        """Return whether the runtime has written the request; None if it was not called. The request includes those
+        that the runtime missed: it writes all values it knows of, and would overwrite the agent's value with an
+        earlier one."""
         start_s, resources = time.monotonic(), self._missed.pop(cgroup_id, wire.LinuxContainerResources())
         resources.MergeFrom(request.linux)
         request.linux.CopyFrom(resources)

@@ -146,10 +146,8 @@ class ContainerScores(msgspec.Struct, frozen=True, kw_only=True):
     originals: tuple[ProcessScore, ...] = msgspec.field(default=(), name="had")
 
     def original(self, process: ProcessInfo) -> int | None:
-        """Return the original of the process, of its parent, or the most frequent one.
-
-        None if the process does not have the agent's score.
-        """
+        """Return the original of the process, of its parent, or the most frequent one. None if the process does not
+        have the agent's score."""
         by_pid = {original.pid: original for original in self.originals}
         own = by_pid.get(process.pid)
         if own is not None and own.start == process.start:

@@ -115,10 +115,8 @@ def encode_journal(boot_id: str, entries: Collection[OriginalValue]) -> bytes:
 
 
 def decode_journal(data: bytes) -> tuple[str, tuple[OriginalValue, ...]]:
-    """Return boot id and originals of a file.
-
-    Raises JournalDamaged unless every byte is as `encode_journal` wrote it and every path is a cgroup's.
-    """
+    """Return boot id and originals of a file. Raises JournalDamaged unless every byte is as `encode_journal` wrote
+    it and every path is a cgroup's."""
     try:
         version = msgspec.json.decode(data, type=_AnyVersion).version
         if version != VERSION:
@@ -138,10 +136,8 @@ def decode_journal(data: bytes) -> tuple[str, tuple[OriginalValue, ...]]:
 
 
 class OriginalsJournal:
-    """The journal in one file. `open_originals` opens it and locks the state directory.
-
-    `messages` reports what was wrong or outdated when the file was opened.
-    """
+    """The journal in one file. `open_originals` opens it and locks the state directory. `messages` reports what was
+    wrong or outdated when the file was opened."""
 
     def __init__(self, path: Path, boot_id: str, *, lock: int | None = None) -> None:
         self.path = path
@@ -167,10 +163,7 @@ class OriginalsJournal:
 
     def record(self, *originals: OriginalValue, replace: Collection[KnobKey] = ()) -> None:
         """Save these originals; on return they are on disk. The first original of a knob stays, unless its key is in
-        `replace`.
-
-        Raises Unavailable, and then nothing is recorded: the knobs must not be written.
-        """
+        `replace`. Raises Unavailable, and then nothing is recorded: the knobs must not be written."""
         merged = dict(self._entries)
         for original in originals:
             previous = merged.get(key_of(original))
@@ -191,11 +184,9 @@ class OriginalsJournal:
         self.last_written.keep_only(self._entries)
 
     def restore(self, files: KnobWriter, keep: Collection[KnobKey] = ()) -> tuple[Outcome, ...]:
-        """Restore every original, except those of the knobs in `keep`.
-
-        Restored entries and those of removed cgroups are dropped; refused ones stay. If the file cannot be rewritten,
-        all stay and `messages` says why. A value that was modified externally is left as it is.
-        """
+        """Restore every original, except those of the knobs in `keep`. Restored entries and those of removed cgroups
+        are dropped; refused ones stay. If the file cannot be rewritten, all stay and `messages` says why. A value
+        that was modified externally is left as it is."""
         with files.one_cycle():
             return self._restore(files, keep)
 

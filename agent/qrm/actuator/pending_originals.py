@@ -116,12 +116,10 @@ class PendingOriginals:
         given: Mapping[Knob, str] | None = None,
         outcomes: Mapping[Knob, Outcome] | None = None,
     ) -> None:
-        """Add the owner's values of knobs that the runtime sets to other values.
-
-        Values are in version 2 notation; a weight is in cpu.shares, because several share counts are one weight.
-        `existing` means that the owner changes a cgroup that exists. `given` are values set at the creation long ago: a
-        knob that holds another value belongs to its owner again. `outcomes` are reported once the runtime has written.
-        """
+        """Add the owner's values of knobs that the runtime sets to other values. Values are in version 2 notation; a
+        weight is in cpu.shares, because several share counts are one weight. `existing` means that the owner changes
+        a cgroup that exists. `given` are values set at the creation long ago: a knob that holds another value
+        belongs to its owner again. `outcomes` are reported once the runtime has written."""
         with self._lock:
             self._pending = {
                 path: pending for path, pending in self._pending.items() if now_s - pending.at_s < MAX_PENDING_S
@@ -149,18 +147,14 @@ class PendingOriginals:
 
     def outcome_if_unwritten(self, decision: Decision) -> Outcome | None:
         """Return an outcome that defers the decision if the runtime is about to write to the cgroup; None otherwise.
-
-        The present values would be mistaken for the owner's, and those of the runtime for external modifications.
-        """
+        The present values would be mistaken for the owner's, and those of the runtime for external modifications."""
         if decision.cgroup not in self._unwritten:
             return None
         return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, error=NOT_WRITTEN_YET)
 
     def adopt(self, files: KnobWriter, journal: OriginalsJournal) -> int:
-        """Journal the originals of cgroups that exist by now; return their number.
-
-        Raises Unavailable if the journal cannot be written; they stay pending then.
-        """
+        """Journal the originals of cgroups that exist by now; return their number. Raises Unavailable if the journal
+        cannot be written; they stay pending then."""
         with self._lock:
             pending_cgroups = dict(self._pending)
             self._unwritten = {

@@ -99,11 +99,9 @@ def planning_order(decision: Decision) -> tuple[int, int]:
 
 
 def writing_order(plan: WritePlan) -> tuple[int, bool, int, int]:
-    """Return the sort key of writing: group by group.
-
-    Lists that only grow come first, from the top down, then the others, from the bottom up. Limits are lowered from the
-    inner to the outer and from the bottom up, before others are raised in the opposite order.
-    """
+    """Return the sort key of writing: group by group. Lists that only grow come first, from the top down, then the
+    others, from the bottom up. Limits are lowered from the inner to the outer and from the bottom up, before others
+    are raised in the opposite order."""
     decision = plan.decision
     knob, depth, grows = decision.knob, decision.cgroup.count("/"), _grows(plan)
     if knob in LIST_KNOBS:
@@ -241,11 +239,9 @@ def owner_value(
 
 
 def floor_bytes(decision: Decision, requested_bytes: int, files: KnobWriter) -> int:
-    """Return the lowest memory limit that the kernel can reach without killing a process.
-
-    It is the usage without half of the clean page cache: the other half is a margin for growth during the write. A
-    limit is therefore lowered in steps, one per cycle. memory.high kills no process: only the step size applies.
-    """
+    """Return the lowest memory limit that the kernel can reach without killing a process. It is the usage without
+    half of the clean page cache: the other half is a margin for growth during the write. A limit is therefore
+    lowered in steps, one per cycle. memory.high kills no process: only the step size applies."""
     cgroup, cgroup_id = decision.cgroup, decision.cgroup_id
     try:
         used_bytes = parse_number(files.read_text(cgroup, cgroup_id, "memory", USAGE_FILES[files.version]))

@@ -37,11 +37,9 @@ class RecheckCache:
         self._last: dict[CacheKey, CachedValue] = {}
 
     def recall(self, decisions: Sequence[Decision], now_ns: int | None) -> Mapping[int, Outcome]:
-        """Return by index the outcomes of decisions that need no reading; none without a time.
-
-        A new decision invalidates those whose limits depend on it: knobs of the same group in its cgroup, and all lists
-        of the same kind.
-        """
+        """Return by index the outcomes of decisions that need no reading; none without a time. A new decision
+        invalidates those whose limits depend on it: knobs of the same group in its cgroup, and all lists of the same
+        kind."""
         keys = [_key(decision) for decision in decisions]
         self._last = {key: self._last[key] for key in keys if key in self._last}
         if now_ns is None:
@@ -58,10 +56,8 @@ class RecheckCache:
         }
 
     def unchanged_outcome(self, decision: Decision) -> Outcome | None:
-        """Return the outcome of a decision whose knob still holds the value last written for it.
-
-        None where limits may have changed meanwhile.
-        """
+        """Return the outcome of a decision whose knob still holds the value last written for it. None where limits
+        may have changed meanwhile."""
         last = self._last.get(_key(decision))
         if (
             last is None

@@ -31,10 +31,8 @@ def key_of(entry: OriginalValue) -> KnobKey:
 def still_needed(
     entries: Sequence[OriginalValue], decided: Collection[KnobKey], unseen: Collection[str], version: str
 ) -> frozenset[KnobKey]:
-    """Return the keys of originals that must not be restored yet.
-
-    Their knob is decided, or is changed by one that is, or their cgroup could not be read.
-    """
+    """Return the keys of originals that must not be restored yet. Their knob is decided, or is changed by one that
+    is, or their cgroup could not be read."""
     keys = [key_of(entry) for entry in entries]
     keep = {key for key in keys if key in decided or key[0] in unseen}
     if version == "v1":
@@ -103,11 +101,9 @@ def is_idle(entry: OriginalValue, files: KnobWriter) -> bool:
 
 
 def _write_original(entry: OriginalValue, files: KnobWriter) -> bool:
-    """Write the original; return whether a substitute was written instead.
-
-    The kernel refuses an empty list for a cgroup with tasks (kernel/cgroup/cpuset.c, validate_change()). The substitute
-    is the parent's list, which an empty one means on version 2.
-    """
+    """Write the original; return whether a substitute was written instead. The kernel refuses an empty list for a
+    cgroup with tasks (kernel/cgroup/cpuset.c, validate_change()). The substitute is the parent's list, which an
+    empty one means on version 2."""
     try:
         files.write_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.texts)
     except KernelRefused as error:

@@ -28,10 +28,8 @@ def restore_all(
     journal: CycleSink,
     late_outcomes: tuple[Outcome, ...] = (),
 ) -> int:
-    """Restore everything; return how many values could not be restored. Never raises.
-
-    `late_outcomes` are those since the last cycle. `dioptase reset` tries again what is left.
-    """
+    """Restore everything; return how many values could not be restored. Never raises. `late_outcomes` are those
+    since the last cycle. `dioptase reset` tries again what is left."""
     if originals is None:
         return 0
     outcomes, remaining = originals.restore(files), 0

@@ -16,11 +16,9 @@ from api.interfaces import Unavailable
 
 
 def open_originals(state_dir: Path, boot_id: str) -> OriginalsJournal:
-    """Open the journal of that directory, created if needed, locked until `close` or the end of the process.
-
-    Raises StateDirLocked if another process holds the lock, Unavailable if the directory cannot be used or another user
-    could change its content: originals are written to cgroups exactly as stored there.
-    """
+    """Open the journal of that directory, created if needed, locked until `close` or the end of the process. Raises
+    StateDirLocked if another process holds the lock, Unavailable if the directory cannot be used or another user
+    could change its content: originals are written to cgroups exactly as stored there."""
     try:
         # Not mkdir(parents=True), which creates parent directories with the umask's permissions.
         for directory in (*reversed(state_dir.parents), state_dir):

@@ -179,11 +179,8 @@ class KnobWriter:
 
     @contextmanager
     def one_cycle(self) -> Iterator[None]:
-        """Within this context, each path is checked only once for the inode of its cgroup.
-
-        This is safe: files are opened through the descriptor of that very directory, and are gone when the cgroup is
-        removed.
-        """
+        """Within this context, each path is checked only once for the inode of its cgroup. This is safe: files are
+        opened through the descriptor of that very directory, and are gone when the cgroup is removed."""
         self._alive = set()
         try:
             yield
@@ -253,10 +250,8 @@ class KnobWriter:
         texts: Mapping[str, str],
         current: Mapping[str, str] | None = None,
     ) -> frozenset[str]:
-        """Write these texts in an order that the kernel accepts; return the files that were written.
-
-        `current` are the present contents, which need not be read then.
-        """
+        """Write these texts in an order that the kernel accepts; return the files that were written. `current` are
+        the present contents, which need not be read then."""
         codec = self._codec_of(cgroup, knob, texts)
         if not set(texts) <= set(codec.files):
             raise Unavailable(
@@ -336,10 +331,8 @@ class KnobWriter:
         return same
 
     def write_obstacle(self, cgroups: Collection[str] = ()) -> Unavailable | None:
-        """Return why this process cannot change cgroups at all, or None.
-
-        Write access to the root, or to any of these cgroups (delegated to another user), suffices.
-        """
+        """Return why this process cannot change cgroups at all, or None. Write access to the root, or to any of
+        these cgroups (delegated to another user), suffices."""
         root = self.hierarchy.primary
         if os.statvfs(root).f_flag & os.ST_RDONLY:
             return Unavailable(f"{root} is mounted read-only", "mount the host's cgroup file system read-write")

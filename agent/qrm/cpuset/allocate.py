@@ -239,12 +239,10 @@ def allocate_cpusets(
     config: CpuPlacementConfig,
     now_ns: int,
 ) -> tuple[CpusetAllocation, CpusetState]:
-    """Return the CPUs of every pool and container, and the next state.
-
-    Without sizes, pools are sized by requests. The order of pods and sizes does not matter; an unchanged input moves no
-    CPU. A container that does not run keeps its CPUs, although it has no cgroup. `topology` excludes CPUs that
-    containers must not have (see `restrict_to_allowed`).
-    """
+    """Return the CPUs of every pool and container, and the next state. Without sizes, pools are sized by requests.
+    The order of pods and sizes does not matter; an unchanged input moves no CPU. A container that does not run keeps
+    its CPUs, although it has no cgroup. `topology` excludes CPUs that containers must not have (see
+    `restrict_to_allowed`)."""
     if state.policy_name not in ("", config.policy):
         state = CpusetState(numa_headroom=state.numa_headroom)
     pods = pods_to_allocate(pods, state)

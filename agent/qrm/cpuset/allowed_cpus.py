@@ -27,11 +27,9 @@ class AllowedCpus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def allowed_cpus_of(snapshot: Snapshot, before: AllowedCpus | None) -> AllowedCpus | None:
-    """Return the effective CPUs of the closest cgroup above all listed containers.
-
-    A cgroup that cannot be read keeps its value of `before`; one that was never read is skipped for the next one above.
-    None if only the root is above, which limits no pod.
-    """
+    """Return the effective CPUs of the closest cgroup above all listed containers. A cgroup that cannot be read
+    keeps its value of `before`; one that was never read is skipped for the next one above. None if only the root is
+    above, which limits no pod."""
     above = {dirname(container.cgroup) for pod in snapshot.pods for container in pod.containers}
     path = commonpath(above) if above else "/"
     while path not in ("", "/"):
@@ -52,10 +50,7 @@ def restrict_to_allowed(snapshot: Snapshot, allowed: AllowedCpus | None) -> Snap
 
 def without_kubelet_exclusive(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot without the CPUs that the kubelet's static CPU manager made exclusive, and without their
-    containers.
-
-    No other container can run there, and these run nowhere else.
-    """
+    containers. No other container can run there, and these run nowhere else."""
     exclusive = snapshot.node.kubelet.exclusive if snapshot.node.kubelet is not None else {}
     exclusive_cpus = {cpu for containers in exclusive.values() for cpus in containers.values() for cpu in cpus}
     if not exclusive_cpus:
@@ -104,11 +99,9 @@ class ReservedCpus:
 def reserve_cpus(
     layout: CpuLayout, config: CpuPlacementConfig, retained: frozenset[int] = NO_CPUS, used: frozenset[int] = NO_CPUS
 ) -> ReservedCpus:
-    """Return the configured CPUs, as far as they are online and one is left for pods.
-
-    A number of reserved CPUs is taken one per NUMA node in turn, each on a core of its own if possible. `retained` were
-    reserved before; `used` belong to dedicated pods and are selected last.
-    """
+    """Return the configured CPUs, as far as they are online and one is left for pods. A number of reserved CPUs is
+    taken one per NUMA node in turn, each on a core of its own if possible. `retained` were reserved before; `used`
+    belong to dedicated pods and are selected last."""
     online = frozenset(layout.order)
     interrupt = online.intersection(parse_cpu_list(config.interrupt_cpu_list))
     if interrupt == online:

@@ -45,10 +45,8 @@ class SizedPool:
 
 
 def scale_pool_sizes(sizes: Mapping[PoolKey, int], available: int) -> Mapping[PoolKey, int] | None:
-    """Scale sizes in proportion to at most `available` CPUs; each at least 1.
-
-    Sizes that fit stay unchanged. None if there are more pools than CPUs.
-    """
+    """Scale sizes in proportion to at most `available` CPUs; each at least 1. Sizes that fit stay unchanged. None if
+    there are more pools than CPUs."""
     if len(sizes) > available:
         return None
     if not sizes or (sum(sizes.values()) <= available):
@@ -68,12 +66,10 @@ def complete_pool_sizes(
     reserve: Mapping[int, int],
     config: CpuPlacementConfig,
 ) -> tuple[PoolSize, ...]:
-    """Return the given sizes, and computed ones for pools with pods and without a size.
-
-    `demand` is the sum of the requests of each pool; `reserve` is kept for reclaimed pods on each NUMA node. Without
-    any given size, all are computed: requests, times the configured factor if bound, scaled down if they do not fit,
-    and the rest for reclaim.
-    """
+    """Return the given sizes, and computed ones for pools with pods and without a size. `demand` is the sum of the
+    requests of each pool; `reserve` is kept for reclaimed pods on each NUMA node. Without any given size, all are
+    computed: requests, times the configured factor if bound, scaled down if they do not fit, and the rest for
+    reclaim."""
     given = [size for size in sizes if size.pool not in _UNSIZED_POOLS]
     given_keys = {(size.pool, size.numa) for size in given if size.pool != RECLAIM}
     names = {pool for pool, _numa in given_keys}
@@ -91,11 +87,8 @@ def complete_pool_sizes(
 
 
 def fit_pool_sizes(sizes: Sequence[PoolSize], capacity: PoolCapacity) -> tuple[SizedPool, ...]:
-    """Fit the online pools of each scope (a NUMA node, or the unbound rest) to its CPUs.
-
-    Reclaim yields, except one CPU in each scope where it has a size; its own sizes are not scaled, because it gets what
-    is left.
-    """
+    """Fit the online pools of each scope (a NUMA node, or the unbound rest) to its CPUs. Reclaim yields, except one
+    CPU in each scope where it has a size; its own sizes are not scaled, because it gets what is left."""
     sized_pools: list[SizedPool] = []
     left = capacity.total
     for node, available in capacity.bound.items():

@@ -78,11 +78,9 @@ class NumaAllocations:
         self.bound.update(nodes)
 
     def available(self, *, alone: bool, first: bool = False) -> Mapping[int, float]:
-        """Return the cores of each node that a pod can be bound to; `alone` excludes nodes with other bound pods.
-
-        A node without bound pods has none if the unbound shared pods would not fit on the remaining nodes, unless the
-        pod goes `first`.
-        """
+        """Return the cores of each node that a pod can be bound to; `alone` excludes nodes with other bound pods. A
+        node without bound pods has none if the unbound shared pods would not fit on the remaining nodes, unless the
+        pod goes `first`."""
         free = {node: float(len(self._free.intersection(cpus))) for node, cpus in self.layout.numa.items()}
         unbound = {node: cores for node, cores in free.items() if node not in self.bound}
         spare = sum(unbound.values()) - self.unbound_cores
@@ -103,10 +101,8 @@ class NumaAllocations:
 def bind_reclaimed(
     pods: Sequence[Pod], layout: CpuLayout, state: CpusetState, config: CpuPlacementConfig
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, Reason]]:
-    """Return the NUMA nodes of each bound reclaimed pod by uid, and the reason by pod key of those rejected.
-
-    If the headroom of nodes is not known, existing bindings stay and no pod is bound.
-    """
+    """Return the NUMA nodes of each bound reclaimed pod by uid, and the reason by pod key of those rejected. If the
+    headroom of nodes is not known, existing bindings stay and no pod is bound."""
     nodes, requested, unbound = _bound_reclaimed_pods(pods, layout, state)
     rejected: dict[str, Reason] = {}
     for pod in (pod for pod in pods if pod.qos is QoSLevel.RECLAIMED and pod.enhancements.numa_binding):
@@ -160,10 +156,8 @@ def _bound_reclaimed_pods(
 def _room_by_numa(
     layout: CpuLayout, headroom: Mapping[int, float], requested: Mapping[int, float], unbound: float
 ) -> Mapping[int, float]:
-    """Return the cores of each node that a pod can be bound to.
-
-    A node gets its first bound pod only if the unbound pods fit on the remaining nodes.
-    """
+    """Return the cores of each node that a pod can be bound to. A node gets its first bound pod only if the unbound
+    pods fit on the remaining nodes."""
     unbound_nodes = {node: headroom[node] for node in layout.numa if node in headroom and node not in requested}
     spare = sum(unbound_nodes.values()) - unbound
     room = {node: headroom[node] - cores for node, cores in requested.items() if node in headroom}

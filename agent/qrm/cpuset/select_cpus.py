@@ -21,10 +21,8 @@ def select_cpus(
     retained: Collection[int] = NO_CPUS,
     used: Collection[int] = NO_CPUS,
 ) -> frozenset[int]:
-    """Return `count` of the free CPUs, or all if there are fewer.
-
-    `retained` are CPUs that the pool or container has already; `used` are those of other pools, selected last.
-    """
+    """Return `count` of the free CPUs, or all if there are fewer. `retained` are CPUs that the pool or container has
+    already; `used` are those of other pools, selected last."""
     selected = _select_retained(layout, count, frozenset(retained) & frozenset(free))
     for tier in (frozenset(free) - frozenset(used), frozenset(free)):
         if len(selected) < count:
@@ -39,10 +37,8 @@ def select_round_robin(
     retained: Collection[int] = NO_CPUS,
     used: Collection[int] = NO_CPUS,
 ) -> frozenset[int]:
-    """Return `count` of the free CPUs, one of each NUMA node in turn, each on the core with the fewest selected so far.
-
-    `retained` and `used` as for `select_cpus`.
-    """
+    """Return `count` of the free CPUs, one of each NUMA node in turn, each on the core with the fewest selected so
+    far. `retained` and `used` as for `select_cpus`."""
     free_by_node = {node: set(cpus) & set(free) for node, cpus in layout.numa.items()}
     count_by_core: Counter[Core] = Counter()
     selected: set[int] = set()

@@ -153,11 +153,8 @@ def with_numa_bindings(pods: Iterable[Pod], state: CpusetState) -> tuple[Pod, ..
 
 
 def pods_as_allocated(pods: Iterable[Pod], state: CpusetState) -> tuple[Pod, ...]:
-    """Return the pods as they were allocated, not as they request it.
-
-    Rejected dedicated pods count as shared, and online pods without a binding as unbound: CPU reserved for their
-    request would stay idle.
-    """
+    """Return the pods as they were allocated, not as they request it. Rejected dedicated pods count as shared, and
+    online pods without a binding as unbound: CPU reserved for their request would stay idle."""
     return tuple(_pod_as_allocated(pod, tuple(state.pod(pod.uid).values())) for pod in pods)
 
 
@@ -185,10 +182,8 @@ def bound_numa_nodes(pod: Pod, state: CpusetState) -> tuple[int, ...]:
 def rebuild_state(
     pods: Sequence[Pod], cgroups: Mapping[str, CgroupSample], topology: Topology, policy: str, now_ns: int
 ) -> CpusetState:
-    """Return the state derived from the containers' present cpusets, for when its file is lost or damaged.
-
-    Cpusets as wide as the node say nothing and are skipped. A pool has the cpuset that most of its containers have.
-    """
+    """Return the state derived from the containers' present cpusets, for when its file is lost or damaged. Cpusets
+    as wide as the node say nothing and are skipped. A pool has the cpuset that most of its containers have."""
     layout = layout_of(topology)
     entries: dict[str, dict[str, CpusetEntry]] = {}
     cpus_by_pool: dict[str, Counter[frozenset[int]]] = {}
@@ -284,11 +279,8 @@ _PENDING_PREFIX = "waiting:"
 
 
 def pods_to_allocate(pods: Sequence[Pod], state: CpusetState) -> list[Pod]:
-    """Return the pods with containers that run or wait for a restart.
-
-    A pod of which no container has run yet has no CPUs, since it may never start. Pending containers have no cgroup;
-    see `without_pending_containers`.
-    """
+    """Return the pods with containers that run or wait for a restart. A pod of which no container has run yet has no
+    CPUs, since it may never start. Pending containers have no cgroup; see `without_pending_containers`."""
     return [pod for pod in with_pending_containers(pods, state) if pod.containers]
 
 

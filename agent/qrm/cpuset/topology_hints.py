@@ -54,9 +54,7 @@ def topology_hints(
     request: NumaRequest, available: Mapping[int, float], free: Collection[int], layout: CpuLayout
 ) -> tuple[TopologyHint, ...]:
     """Return every set of NUMA nodes that can hold the request, smallest first. Raises NoTopologyHint if none can.
-
-    `available` are the unallocated cores of each node, `free` the CPUs that no dedicated container has.
-    """
+    `available` are the unallocated cores of each node, `free` the CPUs that no dedicated container has."""
     enhancements = request.enhancements
     min_nodes = fewest_nodes(request.cores, layout)
     nodes_specified = enhancements.numa_ids is not None or enhancements.numa_number is not None

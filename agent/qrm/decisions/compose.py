@@ -48,10 +48,8 @@ class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
 def compose_decisions(
     result: PolicyResult, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]
 ) -> tuple[Decision, ...]:
-    """Return one decision per (cgroup, knob); `knobs` are those that the kernel offers for each cgroup.
-
-    Decisions of the CPU advice come first and win over knob requests for the same knob.
-    """
+    """Return one decision per (cgroup, knob); `knobs` are those that the kernel offers for each cgroup. Decisions of
+    the CPU advice come first and win over knob requests for the same knob."""
     managers, advice, placement = snapshot.node.kubelet, result.advice, result.placement
     if managers is not None and managers.manages_cpusets and advice is not None and not advice.idle:
         # The kubelet owns the cpusets, so priority and quota must separate what the pools would have separated.
@@ -82,19 +80,15 @@ def _idle_root_requests(
 
 
 def is_kubelet_cgroup(root: str) -> bool:
-    """Return whether the path is one of the kubelet's QoS cgroups.
-
-    The kubelet writes cpu.shares there at its start and while it runs. The kernel refuses shares of an idle group
-    (kernel/sched/fair.c, sched_group_set_shares()), and a kubelet whose write fails does not start.
-    """
+    """Return whether the path is one of the kubelet's QoS cgroups. The kubelet writes cpu.shares there at its start
+    and while it runs. The kernel refuses shares of an idle group (kernel/sched/fair.c, sched_group_set_shares()),
+    and a kubelet whose write fails does not start."""
     return _KUBELET_CGROUP.fullmatch(root.rpartition("/")[2]) is not None
 
 
 def has_only_reclaimed_pods(snapshot: Snapshot, root: str) -> bool:
-    """Return whether all tasks below `root` belong to listed reclaimed pods.
-
-    The other cgroups of a pod (its sandbox) count as the pod's. A cgroup with an unknown number of tasks has some.
-    """
+    """Return whether all tasks below `root` belong to listed reclaimed pods. The other cgroups of a pod (its
+    sandbox) count as the pod's. A cgroup with an unknown number of tasks has some."""
     inside = [path for path in snapshot.cgroups if path.startswith(f"{root}/")]
     listed = (c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers)
     pod_cgroups = {above if (above := dirname(path)).startswith(f"{root}/") else path for path in listed}

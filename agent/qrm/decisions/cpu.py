@@ -35,10 +35,8 @@ def split_numa_quotas(
     limits: Mapping[int, float], weights: Mapping[str, float], cpus: Mapping[str, Counter[int]]
 ) -> dict[str, float]:
     """Return the cores of each container on a limited NUMA node; all containers of a node together get its limit.
-
-    The weight of a container on several nodes is split in proportion to their limits. On a node without a limit it may
-    use its CPUs there. `weights` and `cpus` (CPU count by NUMA node) are by container.
-    """
+    The weight of a container on several nodes is split in proportion to their limits. On a node without a limit it
+    may use its CPUs there. `weights` and `cpus` (CPU count by NUMA node) are by container."""
     shares = {}
     for container, weight in weights.items():
         limit_by_node = {numa: limits[numa] for numa in cpus[container] if numa in limits}
@@ -74,11 +72,9 @@ def decide_cpu(
     placement: CpusetAllocation | None = None,
 ) -> tuple[Decision, ...]:
     """Return a decision for every knob of a managed container that the advice covers, whatever its current value is.
-
-    `knobs` are those that the kernel offers for each cgroup. A knob that no cgroup has is not decided; a knob that only
-    one cgroup lacks is, so that its refusal is reported. The actuator drops decisions that change nothing. A cpuset is
-    decided only for containers that may not use the whole node.
-    """
+    `knobs` are those that the kernel offers for each cgroup. A knob that no cgroup has is not decided; a knob that
+    only one cgroup lacks is, so that its refusal is reported. The actuator drops decisions that change nothing. A
+    cpuset is decided only for containers that may not use the whole node."""
     available = frozenset[Knob]().union(*knobs.values())
     quotas = _node_wide_quotas(advice, snapshot) if advice.idle else _numa_quotas(advice, snapshot, placement)
     reasons = {
@@ -172,12 +168,10 @@ def reclaimed_containers(snapshot: Snapshot) -> list[Container]:
 
 
 def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[str, Reason]]:
-    """Return the quota of each reclaimed container: the reclaimable CPU by weight, at most its own limit.
-
-    Containers that made online pods wait have a smaller weight. A small share gets a longer period instead of the
-    kernel's minimum quota in the default period, so that the quotas add up to the reclaimable CPU; its burst is then
-    longer too.
-    """
+    """Return the quota of each reclaimed container: the reclaimable CPU by weight, at most its own limit. Containers
+    that made online pods wait have a smaller weight. A small share gets a longer period instead of the kernel's
+    minimum quota in the default period, so that the quotas add up to the reclaimable CPU; its burst is then longer
+    too."""
     containers = reclaimed_containers(snapshot)
     unlimited = advice.reclaimable_cores >= len(snapshot.topology.cpus)
     weights = {c.cgroup: request_weight(c) * advice.claims.get(c.cgroup, 1.0) for c in containers}

@@ -30,10 +30,8 @@ def resolve_knob_requests(
     extra_cgroups: Collection[str] = (),
 ) -> tuple[Decision, ...]:
     """Return a decision for each request about a container or one of `extra_cgroups`, in the order of the requests.
-
-    The first request for a knob counts, unless one of `decisions` sets that knob already. Knobs that no cgroup of the
-    node has are dropped; a knob that only this cgroup lacks is decided, so that its refusal is reported.
-    """
+    The first request for a knob counts, unless one of `decisions` sets that knob already. Knobs that no cgroup of
+    the node has are dropped; a knob that only this cgroup lacks is decided, so that its refusal is reported."""
     owners = {container.cgroup: pod.key for pod in snapshot.pods for container in pod.containers}
     available = frozenset[Knob]().union(*knobs.values())
     decided = {(decision.cgroup, decision.knob) for decision in decisions}
@@ -59,11 +57,9 @@ def resolve_knob_requests(
 
 
 def with_nested_cpusets(decisions: Sequence[Decision], snapshot: Snapshot) -> tuple[Decision, ...]:
-    """Return the decisions, with the CPU and NUMA lists of each cgroup repeated for the cgroups below it.
-
-    Version 1 refuses to remove a CPU from a cgroup whose children use it (kernel/cgroup/cpuset-v1.c,
-    validate_change()); on version 2 the kernel restricts the children itself.
-    """
+    """Return the decisions, with the CPU and NUMA lists of each cgroup repeated for the cgroups below it. Version 1
+    refuses to remove a CPU from a cgroup whose children use it (kernel/cgroup/cpuset-v1.c, validate_change()); on
+    version 2 the kernel restricts the children itself."""
     lists: dict[str, list[Decision]] = {}
     for decision in decisions:
         if decision.knob in LIST_KNOBS:
@@ -106,9 +102,7 @@ def build_knob_requests(
     excluded: Collection[int] = (),
 ) -> tuple[KnobRequests, KnobRequestState]:
     """Return the requests of all configured knob policies; without any, only the account of network cards.
-
-    `excluded` are CPUs that reclaimed pods must not use.
-    """
+    `excluded` are CPUs that reclaimed pods must not use."""
     bandwidth = allocate_bandwidth(snapshot, config.network, state.cards)
     requests = (
         *memory_qos_requests(snapshot, config.memory_qos),

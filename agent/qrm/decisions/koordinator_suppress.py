@@ -43,9 +43,7 @@ def suppress_reclaimed(
     excluded: Collection[int] = (),
 ) -> tuple[tuple[KnobRequest, ...], SuppressState]:
     """Return a request for every reclaimed container; `excluded` CPUs are reserved, for interrupts, or exclusive.
-
-    While a usage is unknown, the last limit stays and never grows; before the first one it is the minimum.
-    """
+    While a usage is unknown, the last limit stays and never grows; before the first one it is the minimum."""
     if config.policy == "off":
         return (), SuppressState()
     capacity = len(snapshot.topology.cpus)

@@ -43,11 +43,9 @@ def net_class_requests(snapshot: Snapshot, config: NetworkQosConfig) -> tuple[Kn
 
 
 def allocate_bandwidth(snapshot: Snapshot, config: NetworkQosConfig, previous: Mapping[str, str]) -> NetworkAllocation:
-    """Allocate the requested bandwidth to cards; `previous` is the card by pod of the cycle before.
-
-    A pod keeps its card as long as the card holds the request. A card named by nic_selection_result is the only
-    candidate for its pod.
-    """
+    """Allocate the requested bandwidth to cards; `previous` is the card by pod of the cycle before. A pod keeps its
+    card as long as the card holds the request. A card named by nic_selection_result is the only candidate for its
+    pod."""
     requests = {pod.key: (pod, mbit) for pod in snapshot.pods if (mbit := requested_mbit(pod))}
     interfaces = snapshot.node.interfaces
     cards = {card.name: card for card in usable_cards(interfaces, config)}

@@ -18,11 +18,9 @@ RECLAIMED_BASE_SCORE, ONLINE_SCORE_STEP = 900, 3
 
 
 def oom_score_adj(priority: int) -> int:
-    """Return `oom_score_adj` for an OOM priority: the lower the priority, the higher the score.
-
-    901 to 1000 for reclaimed pods (priority below 0), 0 to -897 for online and system pods, -1000 for processes that
-    must never be killed.
-    """
+    """Return `oom_score_adj` for an OOM priority: the lower the priority, the higher the score. 901 to 1000 for
+    reclaimed pods (priority below 0), 0 to -897 for online and system pods, -1000 for processes that must never be
+    killed."""
     if priority >= OOM_PRIORITY_NEVER:
         return NEVER_KILLED
     return RECLAIMED_BASE_SCORE - priority if priority < 0 else -ONLINE_SCORE_STEP * priority

@@ -59,10 +59,8 @@ def io_config_errors(config: DiskIoConfig) -> tuple[str, ...]:
 
 
 def disk_settings(disks: Mapping[str, Disk], config: DiskIoConfig, cgroup_root: str | None) -> tuple[SysfsSetting, ...]:
-    """Return write-back throttling by kind of disk, and the cost model of configured disks.
-
-    `cgroup_root` is the version 2 root below sysfs (`fs/cgroup`); None if it has no io controller.
-    """
+    """Return write-back throttling by kind of disk, and the cost model of configured disks. `cgroup_root` is the
+    version 2 root below sysfs (`fs/cgroup`); None if it has no io controller."""
     settings = []
     for name, disk in sorted(disks.items()):
         wbt_us = config.wbt_us.get(disk.kind, -1) if disk.kind else -1  # type: ignore[call-overload]

@@ -90,12 +90,10 @@ def _encode_cfs(value: str) -> Texts:
 
 
 def _cfs_steps(current: Texts, target: Texts) -> Steps:
-    """Return the writes of a version 1 quota, none of which violates the limits of the parent or of a child.
-
-    Version 1 refuses a quota:period ratio above the parent's or below a child's, also between two writes. No limit is
+    """Return the writes of a version 1 quota, none of which violates the limits of the parent or of a child. Version
+    1 refuses a quota:period ratio above the parent's or below a child's, also between two writes. No limit is
     accepted under every parent and over every child (tg_cfs_schedulable_down(), kernel/sched/core.c), so the period
-    changes while there is none.
-    """
+    changes while there is none."""
     quota = (CFS_QUOTA, target[CFS_QUOTA])
     period = target.get(CFS_PERIOD, current[CFS_PERIOD])
     if period.strip() == current[CFS_PERIOD].strip():
@@ -107,10 +105,8 @@ CFS_CODEC = KnobCodec("cpu", (CFS_QUOTA, CFS_PERIOD), _decode_cfs, _encode_cfs, 
 
 
 def _mems_steps(current: Texts, target: Texts) -> Steps:
-    """Return the writes of `cpuset.mems`: memory follows the cgroup only while the migrate flag is set.
-
-    The flag is set before nodes change, and cleared after they have changed back.
-    """
+    """Return the writes of `cpuset.mems`: memory follows the cgroup only while the migrate flag is set. The flag is
+    set before nodes change, and cleared after they have changed back."""
     flag, mems = (MEMORY_MIGRATE_FILE, target[MEMORY_MIGRATE_FILE]), (MEMS_FILE, target[MEMS_FILE])
     if flag[1].strip() == current[MEMORY_MIGRATE_FILE].strip():
         return (mems,)
@@ -270,11 +266,9 @@ def round_up_to_pages(size_bytes: int) -> int:
 
 
 class KnobSpec(msgspec.Struct, frozen=True, eq=False):
-    """One knob: the canonical notation of its values, and its codecs by cgroup version.
-
-    `canonical` gives equal meanings equal texts and raises ValueError on anything else. The first codec whose files the
-    kernel has is used; `UNSUPPORTED` explains a version without any.
-    """
+    """One knob: the canonical notation of its values, and its codecs by cgroup version. `canonical` gives equal
+    meanings equal texts and raises ValueError on anything else. The first codec whose files the kernel has is used;
+    `UNSUPPORTED` explains a version without any."""
 
     canonical: Callable[[str], str]
     v1: tuple[KnobCodec, ...]
@@ -284,10 +278,7 @@ class KnobSpec(msgspec.Struct, frozen=True, eq=False):
 @lru_cache(maxsize=4096)
 def canonical(knob: Knob, text: str) -> str:
     """Return the canonical notation of a value: `0-1` for `0,1`, `50000 100000` for `50000`; `max` has the default
-    period.
-
-    Raises ValueError that quotes the text.
-    """
+    period. Raises ValueError that quotes the text."""
     try:
         return (KNOB_SPECS[knob].canonical if knob in KNOB_SPECS else ONE_SHOT_NOTATIONS[knob])(text)
     except ValueError as error:
