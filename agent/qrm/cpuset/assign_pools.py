@@ -204,7 +204,7 @@ def _assign_online_pools(
     assignable: AssignableCpus,
     pools: dict[str, frozenset[int]],
 ) -> None:
-    """Give each of these pools its CPUs out of `here`; `used` are those to be taken last."""
+    """Assign CPUs of `candidates` to each pool, those in `used` last."""
     retained: dict[str, frozenset[int]] = {}
     remaining = candidates
     for pool in sorted(sized_pools, key=lambda pool: (pool.pool, pool.numa)):
