@@ -25,7 +25,7 @@ from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.cpuset.allowed_cpus import allowed_cpus_of, restrict_to_allowed
 from agent.qrm.cpuset.state import CpusetState, rebuild_state
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from agent.qrm.decisions.cpu import managed_cgroups
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
@@ -202,7 +202,7 @@ class Loop:
             node=node,
             forecasts=forecasts,
             shadow=shadow,
-            runtime_outcomes=self._actuator.foretold.outcomes(),
+            runtime_outcomes=self._actuator.pending_originals.outcomes(),
             outcomes=outcomes,
             evictions=evictions,
             kills=kills,
@@ -221,11 +221,11 @@ class Loop:
     def _finish(self, preview_inputs: PreviewInputs) -> None:
         """Have whoever is made from now on get what this round would give him."""
         self._basis = preview_inputs
-        self._actuator.foretold.promised.taken(preview_inputs.state.cpus)
+        self._actuator.pending_originals.reservations.drop_merged(preview_inputs.state.cpus)
 
     def _judged(self, snapshot: Snapshot, now_ns: int) -> tuple[PolicyResult, PolicyState, ExternalAdvice]:
         """What is to be, by our advice or by that of whoever is asked in its stead; what was known before, and what he said."""
-        cpus = self._actuator.foretold.promised.kept(self._known.cpus)
+        cpus = self._actuator.pending_originals.reservations.merge_into(self._known.cpus)
         known, told = msgspec.structs.replace(self._known, cpus=cpus), ExternalAdvice()
         if self._neighbours is not None:
             known, told = self._neighbours.before(known)
@@ -239,14 +239,14 @@ class Loop:
     ) -> Iterator[tuple[Outcome, ...]]:
         """Have done what is to be, and given back what nobody decides on any more and an earlier policy changed."""
         ours = managed_cgroups(snapshot.pods)
-        decisions = judged.decisions(snapshot, knobs)
+        decisions = compose_decisions(judged, snapshot, knobs)
         if self._actuator.version == "v1":
             decisions = with_nested_cpusets(decisions, snapshot)
-        yield self._actuator.apply(decisions, now_ns, loosen=judged.asked.loosen)
+        yield self._actuator.apply(decisions, now_ns, quota_exempt=judged.knob_requests.quota_exempt)
         # A tree that cannot be read tells of nobody that he has left, and neither does a kubelet that was not reached yet.
         if snapshot.cgroups and (snapshot.pods or snapshot.pods_fresh):
-            coming = self._actuator.foretold.coming({one.cgroup for one in decisions}, now_ns / 1e9)
-            yield self._actuator.release(decisions, ((ours | judged.named) - snapshot.cgroups.keys()) | coming)
+            coming = self._actuator.pending_originals.unlisted({one.cgroup for one in decisions}, now_ns / 1e9)
+            yield self._actuator.release(decisions, ((ours | judged.extra_cgroups) - snapshot.cgroups.keys()) | coming)
         yield self._actuator.finished()
 
     def _restore_from_previous_agent(self, snapshot: Snapshot) -> PolicyState:

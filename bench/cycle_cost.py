@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 import agent.advisor.engine
 import agent.loop
-import agent.qrm.decisions.compose
 from agent.config.config import AgentConfig
 from agent.loop import Loop
 from agent.offline.simulation.simulator import Simulation
@@ -153,7 +152,7 @@ STAGES: Mapping[str, tuple[object, str]] = {
     "place": (agent.advisor.engine, "allocate_cpusets"),
     "memory": (agent.advisor.engine, "advise_memory"),
     "other knobs": (agent.advisor.engine, "build_knob_requests"),
-    "decide": (agent.qrm.decisions.compose.PolicyResult, "decisions"),
+    "decide": (agent.loop, "compose_decisions"),
     "which knobs": (Actuator, "knobs"),
     "apply": (Actuator, "apply"),
     "release": (Actuator, "release"),
@@ -238,7 +237,9 @@ def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str,
         if policy == SCALING_STAGES:
             pace = (1 - INITIAL_RECLAIMED_CORES) / (rounds + settling)
             advisor = {"policy": "latency", "latency": {"growRatioPerS": pace}}
-            stack.enter_context(patch.object(Actuator, "previous_quota_cores", lambda *_: INITIAL_RECLAIMED_CORES * cpus))
+            stack.enter_context(
+                patch.object(Actuator, "previous_quota_cores", lambda *_: INITIAL_RECLAIMED_CORES * cpus)
+            )
         config = msgspec.convert({"advisor": advisor}, AgentConfig)
         hierarchy = stack.enter_context(plain_cgroup_tree(made))
         simulation = Simulation(made)

@@ -363,11 +363,11 @@ def evaluate_policy(
         advice=advice,
         placement=placement,
         memory=memory,
-        named=writable_cgroups(memory_inputs, config.memory),
-        asked=knob_requests,
+        extra_cgroups=writable_cgroups(memory_inputs, config.memory),
+        knob_requests=knob_requests,
         node=node,
         forecasts=forecasts.forecasts,
-        ceiling=allowed,
+        allowed_cpus=allowed,
         reclaim_roots=memory_inputs.roots,
     )
     return result, PolicyState(

@@ -13,6 +13,7 @@ import msgspec
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.state import CpusetState
+from agent.qrm.decisions.compose import compose_decisions
 from api.decision import Decision
 from api.knobs import Knob
 from api.pod import Pod
@@ -63,7 +64,7 @@ def preview_decisions(inputs: PreviewInputs, new_pods: Sequence[Pod], cgroup: st
     result, next_state = evaluate_policy(
         with_new_pods, inputs.config, inputs.state, inputs.now_ns, inputs.external_advice
     )
-    decisions = result.decisions(with_new_pods, {**inputs.knobs, **dict.fromkeys(new_cgroups, available)})
+    decisions = compose_decisions(result, with_new_pods, {**inputs.knobs, **dict.fromkeys(new_cgroups, available)})
     return DecisionPreview(
         {decision.knob: decision for decision in decisions if decision.cgroup == cgroup}, next_state.cpus
     )

@@ -183,7 +183,7 @@ def cpu_hints(ask: AdmissionRequest, seen: AdmissionInputs) -> tuple[TopologyHin
         if not found:
             rooms = ", ".join(f"{numa}: {left:g}" for numa, left in sorted(room.items())) or "not known"
             raise AdmissionRefused(
-                f"{pod.key} asks for {cores:g} reclaimed CPUs on one NUMA node; left to bind to: {rooms}"
+                f"{pod.key} requests {cores:g} reclaimed CPUs on one NUMA node; left to bind to: {rooms}"
             )
         return found
     ledger = compute_numa_bindings(others, seen.topology, seen.state, seen.config, seen.now_ns).ledger
@@ -191,7 +191,7 @@ def cpu_hints(ask: AdmissionRequest, seen: AdmissionInputs) -> tuple[TopologyHin
     dedicated = pod.qos is QoSLevel.DEDICATED
     cores = float(ceil(pod_cores(pod, seen.config))) if dedicated else pod_cores(pod, seen.config)
     try:
-        wanted = Wanted(cores=cores, wants=wants, several=dedicated and wants.numa_exclusive)
+        wanted = Wanted(cores=cores, enhancements=wants, several=dedicated and wants.numa_exclusive)
         return topology_hints(wanted, ledger.available(alone=alone), ledger.free, node)
     except NoTopologyHint as error:
         raise AdmissionRefused(f"{pod.key} {error}") from None

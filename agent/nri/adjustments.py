@@ -179,7 +179,7 @@ class ContainerAdjuster:
         """Count on that container from now on, though nobody lists it yet."""
         now = time.monotonic()
         self._expected[found.cgroup] = (now, found.pod)
-        self._around.foretold.promised.make(found.pod.uid, found.places, now)
+        self._around.foretold.reservations.reserve(found.pod.uid, found.places, now)
 
     def forget(self, container: Any) -> None:
         """It is gone."""
@@ -247,7 +247,7 @@ class ContainerAdjuster:
             return None
         cgroup = container_cgroup(request.container)
         pod = pod_of_request(request, cgroup, self._around.listed, self._around.door)
-        known = msgspec.structs.replace(basis.state, cpus=self._around.foretold.promised.kept(basis.state.cpus))
+        known = msgspec.structs.replace(basis.state, cpus=self._around.foretold.reservations.merge_into(basis.state.cpus))
         decisions, cpus = preview_decisions(msgspec.structs.replace(basis, state=known), [*coming, pod], cgroup)
         wanted = {knob: decision.value for knob, decision in decisions.items()}
         bounds = read_bounds(cgroup, self._around.hierarchy)

@@ -21,8 +21,8 @@ from agent.nri.oci_resources import ADJUSTABLE_KNOBS, to_oci_resources
 from agent.nri.session import NriSession, connect_nri
 from agent.nri.signed_annotation import ORIGINALS_ANNOTATION, SignedAnnotations
 from agent.qrm.actuator.pending_originals import SHARES_FILE
-from agent.qrm.actuator.restore import LIST_KNOBS
 from agent.qrm.actuator.writer import KnobWriter, cgroup_directory
+from agent.qrm.knobs.knob_files import LIST_KNOBS
 from agent.sensors.pods.kubelet_pods import PodSourceHealth
 from api.cpu import format_cpu_list
 from api.interfaces import Unavailable, Vanished
@@ -118,7 +118,7 @@ def _restore_resources(files: KnobWriter, cgroup: str, values: Mapping[Knob, str
     """In the runtime's words, which has none for a list that is what the cgroup above has, and counts weights in `shares`, of
     which several are one weight; empty where they are not known."""
     full = {
-        knob: format_cpu_list(files.ceiling(cgroup, knob) or ()) if knob in LIST_KNOBS and not value else value
+        knob: format_cpu_list(files.allowed_above(cgroup, knob) or ()) if knob in LIST_KNOBS and not value else value
         for knob, value in values.items()
     }
     resources = to_oci_resources(full)
@@ -307,7 +307,7 @@ class NriPlugin:
             found = self._notes.read(container.id, note)
             asked, given = ({knob: pair[which] for knob, pair in found.items()} for which in (0, 1))
             cgroup = container_cgroup(container)
-            self._around.foretold.tell(cgroup, asked, time.monotonic(), given=given)
+            self._around.foretold.add(cgroup, asked, time.monotonic(), given=given)
             self._made[cgroup] = AdjustedContainer(container.id, frozenset(found))
         except ValueError as error:
             # It may be anybody's: whoever makes a pod may have it on its containers.
@@ -334,7 +334,7 @@ class NriPlugin:
                 response.adjust.linux.resources.CopyFrom(to_oci_resources(found.values))
                 note = {knob: (asked, found.values[knob]) for knob, asked in found.owners.items()}
                 response.adjust.annotations[ORIGINALS_ANNOTATION] = self._notes.write(request.container.id, note)
-                self._around.foretold.tell(found.cgroup, found.owners, time.monotonic(), done=found.outcomes)
+                self._around.foretold.add(found.cgroup, found.owners, time.monotonic(), outcomes=found.outcomes)
         return response
 
     async def _updated(self, request: Any) -> wire.UpdateContainerResponse:
@@ -346,7 +346,9 @@ class NriPlugin:
             self._made[found.cgroup] = before._replace(knobs=before.knobs | found.values.keys())
             update = response.update.add(container_id=request.container.id, ignore_failure=True)
             update.linux.resources.CopyFrom(to_oci_resources(found.values))
-            self._around.foretold.tell(found.cgroup, found.owners, time.monotonic(), anew=True, done=found.outcomes)
+            self._around.foretold.add(
+                found.cgroup, found.owners, time.monotonic(), existing=True, outcomes=found.outcomes
+            )
         return response
 
     def _stopped(self, request: Any) -> wire.StopContainerResponse:

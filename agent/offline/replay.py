@@ -16,6 +16,7 @@ from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.interference import attribute_latency
 from agent.advisor.pod_usage import reclaimed_use_cores
 from agent.config.config import AgentConfig
+from agent.qrm.decisions.compose import compose_decisions
 from agent.qrm.decisions.cpu import managed_cgroups
 from agent.qrm.knobs.knob_files import KNOB_SPECS
 from api.decision import Advice, Cycle, Decision
@@ -102,7 +103,7 @@ class PolicyReplay:
         if advice is None:
             return None, 0
         knobs = dict.fromkeys(managed_cgroups(snapshot.pods), frozenset(KNOB_SPECS))
-        self.decisions = result.decisions(snapshot, knobs)
+        self.decisions = compose_decisions(result, snapshot, knobs)
         values = {(decision.cgroup, decision.knob): decision.value for decision in self.decisions}
         changes = sum(self._values.get(key) != value for key, value in values.items())
         self._values = values

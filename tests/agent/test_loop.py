@@ -40,7 +40,7 @@ class Scripted:
 
     def __init__(self, see: Callable[[int], Snapshot]) -> None:
         self.see = see
-        self.foretold = PendingOriginals()
+        self.pending_originals = PendingOriginals()
         self.waits: Mapping[int, RunqLatency] = {}
         self.decided: list[Decision] = []
         self.rounds: list[Cycle] = []
@@ -56,8 +56,10 @@ class Scripted:
     def read_runq_latency(self, wanted: Collection[int]) -> Mapping[int, RunqLatency]:
         return self.waits
 
-    def apply(self, decisions: Sequence[Decision], _now_ns: int, *, loosen: Collection[str]) -> tuple[Outcome, ...]:
-        assert not loosen, "nothing of the default settings lets a quota go above its owner's"
+    def apply(
+        self, decisions: Sequence[Decision], _now_ns: int, *, quota_exempt: Collection[str]
+    ) -> tuple[Outcome, ...]:
+        assert not quota_exempt, "no default setting lets a quota exceed its owner's"
         if self.failure:
             raise self.failure
         self.decided.extend(decisions)
@@ -111,9 +113,9 @@ async def test_what_the_runtime_made_before_a_round_is_told_with_it(tmp_path: Pa
     tree.file("/batch", "cpuset.cpus").write_text("1\n")
     decision = tree.decision("/batch", Knob.CPUSET, "1")
     told = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="1")
-    script.foretold.tell("/batch", {Knob.CPUSET: "0-3"}, 1.0, done={Knob.CPUSET: told})
+    script.pending_originals.add("/batch", {Knob.CPUSET: "0-3"}, 1.0, outcomes={Knob.CPUSET: told})
     files, originals = KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
-    assert script.foretold.adopt(files, originals) == 1
+    assert script.pending_originals.adopt(files, originals) == 1
     loop = loop_over(script)
     script.failure = RuntimeError("boom")
     assert loop.run_cycle("tick").runtime_outcomes == (told,), "whatever becomes of the round"
@@ -192,7 +194,7 @@ async def test_cpus_that_a_container_was_made_with_are_known_to_the_next_round()
         sinks=[stand_in],
     )
     given = CpusetEntry(owner_pool_name="dedicated", allocation_result="1", container_name="main", bound_numa=(0,))
-    script.foretold.promised.make("u-db", {"main": given}, 0.0)
+    script.pending_originals.reservations.reserve("u-db", {"main": given}, 0.0)
     advice = loop.run_cycle("tick").advice
     assert advice is not None
     assert {pool.name: pool.cpus for pool in advice.pools} == {"share": (0,), "reclaim": (0,)}

@@ -55,7 +55,9 @@ def test_half_a_minute_of_waits_is_the_sum_of_its_rounds(
     assert rows(page, "#waits-table tbody")[0][1] == formats.integer(total)
 
 
-def test_bars_are_where_the_waits_are(browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun) -> None:
+def test_bars_are_where_the_waits_are(
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+) -> None:
     """One slot further right is twice as long a wait: p99's line stands inside the bar of p99's slot."""
     agent.show(reported.rounds)
     page = opened(browser, agent)

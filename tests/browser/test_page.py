@@ -212,7 +212,9 @@ def test_what_is_missing_is_said_with_its_remedy(browser: Browser, agent: AgentS
     assert page.text("#waits-form") == "tp_btf"
 
 
-def test_nothing_comes_from_elsewhere(browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun) -> None:
+def test_nothing_comes_from_elsewhere(
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+) -> None:
     agent.show(reported.rounds)
     page = opened(browser, agent)
     urls = page.requests()

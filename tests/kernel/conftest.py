@@ -20,16 +20,16 @@ from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
 
 @pytest.fixture
 def hierarchy() -> Hierarchy:
-    found = require_writable_cgroups()
+    detected = require_writable_cgroups()
     if (os.cpu_count() or 1) < 2:
         pytest.skip("needs two CPUs to move a cpuset from one to the other")
-    return found
+    return detected
 
 
 @pytest.fixture
 def batch(hierarchy: Hierarchy) -> Iterator[KnobCgroup]:
-    with cgroup(hierarchy, "act") as made:
-        knobbed = KnobCgroup(made)
+    with cgroup(hierarchy, "act") as group:
+        knobbed = KnobCgroup(group)
         knobbed.put(ODD[knobbed.version])
         yield knobbed
 

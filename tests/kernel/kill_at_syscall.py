@@ -37,7 +37,7 @@ class SyscallKiller:
     def __init__(self, last: int) -> None:
         self.last, self.count = last, 0
         self.names: dict[int, str] = {}
-        self.seen: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         for name in CALLS:
             setattr(os, name, self._counted(name, getattr(os, name)))
 
@@ -52,7 +52,7 @@ class SyscallKiller:
             if name == "open":
                 self.names[result] = path
             else:
-                self.seen.append((name, Path(path).name))
+                self.calls.append((name, Path(path).name))
             return result
 
         return counted
@@ -67,7 +67,7 @@ def act(last: int, state: Path, rounds: Sequence[Sequence[Decision]], trace: Pat
     if failed:
         sys.exit(f"not applied: {failed}")
     if trace is not None:
-        trace.write_text("\n".join(f"{call} {name}" for call, name in fate.seen))
+        trace.write_text("\n".join(f"{call} {name}" for call, name in fate.calls))
     os._exit(0)
 
 

@@ -38,25 +38,25 @@ VERDICT = Reason(rule="wait_above_target", text="online pods waited 9 ms, which 
 class KnobCgroup:
     """A real cgroup that can show and take the raw text of every knob's file."""
 
-    def __init__(self, made: TestCgroup) -> None:
-        self.made, self.path = made, made.path
-        self.version = "v2" if made.hierarchy.mode == "v2" else "v1"
+    def __init__(self, group: TestCgroup) -> None:
+        self.cgroup, self.path = group, group.path
+        self.version = "v2" if group.hierarchy.mode == "v2" else "v1"
 
     @property
     def id(self) -> int:
-        return self.made.id
+        return self.cgroup.id
 
     def texts(self) -> dict[str, str]:
-        return {name: self.made.file(name.split(".")[0], name).read_text() for name in FILES[self.version]}
+        return {name: self.cgroup.file(name.split(".")[0], name).read_text() for name in FILES[self.version]}
 
     def put(self, texts: Mapping[str, str]) -> None:
         """Write these raw texts, whatever is there: not idle first, because that resets the weight."""
-        self.made.file("cpu", "cpu.idle").write_text("0\n")
+        self.cgroup.file("cpu", "cpu.idle").write_text("0\n")
         if "cpu.cfs_quota_us" in texts:
-            self.made.file("cpu", "cpu.cfs_quota_us").write_text("-1\n")
+            self.cgroup.file("cpu", "cpu.cfs_quota_us").write_text("-1\n")
         for name, text in texts.items():
             if name != "cpu.idle":
-                self.made.file(name.split(".")[0], name).write_text(text)
+                self.cgroup.file(name.split(".")[0], name).write_text(text)
 
     def decide(self, knob: Knob, value: str, cgroup_id: int | None = None) -> Decision:
         return Decision(
@@ -69,10 +69,10 @@ class KnobCgroup:
         )
 
 
-def give_controllers(made: TestCgroup) -> None:
+def give_controllers(group: TestCgroup) -> None:
     """Version 2 has knobs only in children of a group that hands its controllers down."""
-    if made.hierarchy.mode == "v2" and made.hierarchy.v2 is not None:
-        (made.hierarchy.v2 / made.path.lstrip("/") / "cgroup.subtree_control").write_text("+cpu +cpuset +memory")
+    if group.hierarchy.mode == "v2" and group.hierarchy.v2 is not None:
+        (group.hierarchy.v2 / group.path.lstrip("/") / "cgroup.subtree_control").write_text("+cpu +cpuset +memory")
 
 
 @contextmanager

@@ -76,8 +76,8 @@ def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator
 def having(names: tuple[str, ...], *command: str) -> str:
     """What a program prints that has only these capabilities."""
     require_root()
-    kept = ",".join(["-all", *(f"+{name.lower()}" for name in names)])
-    argv = ["setpriv", f"--bounding-set={kept}", f"--inh-caps={kept}", sys.executable, "-c", *command]
+    capabilities = ",".join(["-all", *(f"+{name.lower()}" for name in names)])
+    argv = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}", sys.executable, "-c", *command]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -105,7 +105,7 @@ def program_ids(source: RunqLatencyProbe) -> set[int]:
     return {info.id for info in source.stats().values()}
 
 
-def gone(ids: set[int]) -> bool:
+def unloaded(ids: set[int]) -> bool:
     """Whether these programs leave the kernel's list; it frees them some milliseconds after the last descriptor."""
     return eventually(lambda: not ids & {info.id for info in bpf.programs()})
 

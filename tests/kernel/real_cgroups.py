@@ -94,11 +94,11 @@ class TestCgroup:
 @contextmanager
 def cgroup(hierarchy: Hierarchy, name: str) -> Iterator[TestCgroup]:
     """A cgroup `/dioptase-test-PID-NAME` that is removed with its processes at the end."""
-    made = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-{name}")
+    group = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-{name}")
     try:
-        yield made
+        yield group
     finally:
-        made.close()
+        group.close()
 
 
 def limit_memory(group: TestCgroup, limit_bytes: int) -> None:

@@ -21,8 +21,8 @@ COMMAND = [sys.executable, "-c", "from cli.main import main; main()", "probe", "
 
 def test_json_names_the_neighbour_that_has_the_cpu() -> None:
     hierarchy = require_writable_cgroups()
-    with probe(*FORMS), cgroup(hierarchy, "victim") as victim, cgroup(hierarchy, "culprit") as culprit:
-        for group in (victim, culprit):
+    with probe(*FORMS), cgroup(hierarchy, "victim") as victim, cgroup(hierarchy, "culprit") as aggressor:
+        for group in (victim, aggressor):
             group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         argv = [*COMMAND, "--json", "--interval", "0.5", "--duration", "1.4", "--cgroup", victim.path]
         run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -35,8 +35,10 @@ def test_json_names_the_neighbour_that_has_the_cpu() -> None:
         assert only["cgroup"] == victim.path
         blame = only["values"]["blame"]
         assert blame.keys() == {"by_cgroup", "throttled_ns", "higher_class_ns", "other_ns"}
-    # Whoever waits for the culprit waits while it runs: about half of the time, less where the machine is busy.
-    blamed_s = sum(interval["cgroups"][0]["values"]["blame"]["by_cgroup"][culprit.path] for interval in intervals) / 1e9
+    # The victim waits while the aggressor runs: about half of the time, less where the machine is busy.
+    blamed_s = (
+        sum(interval["cgroups"][0]["values"]["blame"]["by_cgroup"][aggressor.path] for interval in intervals) / 1e9
+    )
     assert 0.15 < blamed_s / sum(interval["interval_s"] for interval in intervals) < 0.7
 
 

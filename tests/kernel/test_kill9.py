@@ -47,8 +47,8 @@ Pair = tuple[KnobCgroup, KnobCgroup]
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     hierarchy: Hierarchy = require_writable_cgroups()
-    with nested(hierarchy, "kill") as made:
-        yield made
+    with nested(hierarchy, "kill") as pair_:
+        yield pair_
 
 
 def texts(pair: Pair) -> dict[tuple[str, str], str]:
@@ -92,7 +92,7 @@ def rounds(pair: Pair) -> list[list[Decision]]:
             outer.decide(Knob.CPUSET, "0-1"),
             inner.decide(Knob.IDLE, "1"),
         ],
-        # The burst of 30 ms has to go down before this quota, and memory is written beside it.
+        # The burst of 30 ms has to go down before this quota, and memory is written in the same cycle.
         [
             outer.decide(Knob.IDLE, "1"),
             outer.decide(Knob.QUOTA, "20000 40000"),
@@ -103,12 +103,12 @@ def rounds(pair: Pair) -> list[list[Decision]]:
 
 def cleared(pair: Pair, before: dict[tuple[str, str], str], state: Path, lost: str) -> tuple[object, ...]:
     """What a kill left: every change has its original on disk (else it is `lost`), and a reset puts all of them back."""
-    found, known = texts(pair), journalled(state)
-    assert not {key for key in before if found[key] != before[key] and known.get(key) != before[key]}, lost
+    on_disk, originals = texts(pair), journalled(state)
+    assert not {key for key in before if on_disk[key] != before[key] and originals.get(key) != before[key]}, lost
     assert run_to_exit(run_reset, 0, state) == 0, lost
     assert texts(pair) == before, lost
     assert not (state / FILE_NAME).exists(), lost
-    return tuple(found.items()), tuple(known.items())
+    return tuple(on_disk.items()), tuple(originals.items())
 
 
 def test_killed_at_every_step_of_acting(pair: Pair, tmp_path: Path) -> None:

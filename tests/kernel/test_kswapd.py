@@ -1,4 +1,4 @@
-"""Reclaim that can be computed: what does not fit into a memory limit has to go, and whoever reads it waits for that."""
+"""Reclaim that can be computed: what does not fit into a memory limit is reclaimed, and the reader waits for that."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def probe(request: pytest.FixtureRequest) -> Iterator[KswapdProbe]:
         yield source
 
 
-def reclaim_of(seen: ProbeReading, group: TestCgroup) -> ReclaimLatency:
-    found = seen.cgroups[group.id]["reclaim"]
-    assert isinstance(found, ReclaimLatency)
-    return found
+def reclaim_of(observed: ProbeReading, group: TestCgroup) -> ReclaimLatency:
+    counts = observed.cgroups[group.id]["reclaim"]
+    assert isinstance(counts, ReclaimLatency)
+    return counts
 
 
 def uncached_file(path: Path, size: int) -> Path:
-    """A file on a disk whose pages are not in memory: who reads it is charged for them."""
+    """A file on a disk whose pages are not in memory: the reader is charged for them."""
     with path.open("wb") as file:
         for _ in range(size // MIB):
             file.write(b"\xa5" * MIB)
@@ -71,14 +71,14 @@ def test_reading_128_mib_within_32_reclaims_the_other_96(probe: KswapdProbe, tmp
         assert neighbour.start([sys.executable, "-c", "pass"]).wait() == 0
         assert group.start([sys.executable, "-c", READ, str(file)]).wait() == 0
         elapsed = time.monotonic_ns() - started
-        seen = probe.read(live)
-        reclaim = reclaim_of(seen, group)
-        assert reclaim_of(seen, neighbour) == NO_RECLAIM
+        observed = probe.read(live)
+        reclaim = reclaim_of(observed, group)
+        assert reclaim_of(observed, neighbour) == NO_RECLAIM
     assert 96 * MIB // PAGE <= reclaim.reclaimed_pages <= 132 * MIB // PAGE
     assert reclaim.limit.count > 0
     assert reclaim.limit.slots is not None
     assert sum(reclaim.limit.slots) == reclaim.limit.count
-    # Each reclaim asks for 32 pages at least, and gets them: clean pages of a file that nobody else uses.
+    # Each reclaim asks for 32 pages at least, and gets them: clean pages of a file without other users.
     assert reclaim.limit.count <= reclaim.reclaimed_pages / 32
     assert 0 < reclaim.limit.sum_ns < elapsed
     assert probe.lost().full == probe.lost().task_slot == 0

@@ -172,7 +172,7 @@ def test_a_cpu_held_for_20_ms_puts_the_wait_into_its_slot(source: RunqLatencyPro
 
 
 def test_a_task_moved_while_it_waits_keeps_its_whole_wait(source: RunqLatencyProbe) -> None:
-    """The scheduler stamps it anew on the other CPU; the 10 ms before that must not be lost."""
+    """The scheduler stamps it again on the other CPU; the 10 ms before that must not be lost."""
     others = os.sched_getaffinity(0) - {LAST_CPU}
     if not others:
         pytest.skip("needs two CPUs")
@@ -193,10 +193,10 @@ def test_a_task_moved_while_it_waits_keeps_its_whole_wait(source: RunqLatencyPro
         wait = growth(before, source.read({}), group.id)
     assert waited >= times // 2
     # Between the look at it and the move it may have run after all. Where what was waited before a move is lost, none is long.
-    whole = 0.7 * waited
-    assert 9 * MS * whole <= wait.sum_ns <= 45 * MS * times
+    full_wait = 0.7 * waited
+    assert 9 * MS * full_wait <= wait.sum_ns <= 45 * MS * times
     assert wait.slots is not None
-    assert sum(wait.slots[slot_of(9 * MS) :]) >= whole
+    assert sum(wait.slots[slot_of(9 * MS) :]) >= full_wait
 
 
 def move_in_its_sleep(group: TestCgroup, cpus: Sequence[int]) -> None:
@@ -235,7 +235,7 @@ def test_a_task_moved_in_its_sleep_has_not_waited(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["tp_btf", "raw_tp"])
 def test_a_seat_that_is_taken_over_from_a_task_moved_in_its_sleep_is_a_loss(form: str) -> None:
-    """One seat for all tasks: whoever comes in takes it, and that the stamp counts sleep is forgotten."""
+    """One task slot for all tasks: the next task overwrites it, and the mark that the stamp counts sleep is lost."""
     cpus = sorted(os.sched_getaffinity(0))[-2:]
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")
@@ -267,12 +267,12 @@ def test_forms_see_the_same_waits() -> None:
         before = [source.read({}) for source in sources]
         time.sleep(3)
         after = [source.read({}) for source in sources]
-        ours, theirs = (growth(b, a, busy.id) for b, a in zip(before, after, strict=True))
-    assert ours.sum_ns == pytest.approx(theirs.sum_ns, rel=0.03)
-    assert ours.count == pytest.approx(theirs.count, rel=0.03)
-    assert ours.slots is not None
-    assert theirs.slots is not None
-    assert sum(ours.slots[7:]) == pytest.approx(sum(theirs.slots[7:]), rel=0.03)
+        burner_waits, kernel_waits = (growth(b, a, busy.id) for b, a in zip(before, after, strict=True))
+    assert burner_waits.sum_ns == pytest.approx(kernel_waits.sum_ns, rel=0.03)
+    assert burner_waits.count == pytest.approx(kernel_waits.count, rel=0.03)
+    assert burner_waits.slots is not None
+    assert kernel_waits.slots is not None
+    assert sum(burner_waits.slots[7:]) == pytest.approx(sum(kernel_waits.slots[7:]), rel=0.03)
 
 
 def _own_cgroups() -> list[str]:
@@ -317,7 +317,7 @@ def test_counters_survive_listings_that_have_their_cgroup_again() -> None:
 
 
 def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
-    """16 places for 24 cgroups, and whoever else runs: nearly all are taken, and the rest shows as lost."""
+    """16 slots for 24 cgroups and all others that run: nearly all are taken, and the rest shows as lost."""
     hierarchy = require_writable_cgroups()
     with probe("tp_btf", "raw_tp", "classic") as example:
         form = example.form
@@ -325,16 +325,16 @@ def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
     small = msgspec.structs.replace(small, constants={**small.constants, "CGROUP_SLOTS": 16})
     with load(small) as loaded:
         source = RunqLatencyProbe(loaded)
-        made = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-full-{n}") for n in range(24)]
+        probe_ = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-full-{n}") for n in range(24)]
         try:
-            for group in made:
+            for group in probe_:
                 group.start([sys.executable, "-c", "pass"]).wait()
             counted = set(source.read({}))
             assert 14 <= len(counted) <= 16
-            assert counted & {group.id for group in made}
+            assert counted & {group.id for group in probe_}
             assert source.lost().full >= 24 - 16
         finally:
-            for group in made:
+            for group in probe_:
                 group.close()
 
 

@@ -31,7 +31,7 @@ import os, sys
 os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
 """
 """The child shares the parent's memory until it becomes another program, so the parent sleeps uninterruptibly; and the child
-cannot become one before somebody writes to the FIFO that it opens first."""
+cannot become one before another process writes to the FIFO that it opens first."""
 ZOMBIE = """
 import os, time
 if os.fork() == 0: os._exit(0)
@@ -61,7 +61,7 @@ def vforked(group: TestCgroup, count: int, fifo: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Children that are not there yet come to an end too, as long as somebody keeps writing.
+        # Children that are not there yet come to an end too, as long as the FIFO is written to.
         assert eventually(lambda: _released(fifo, parents), SLOW_S)
 
 
@@ -71,10 +71,10 @@ def _released(fifo: Path, parents: list[subprocess.Popen[bytes]]) -> bool:
     return all(parent.poll() is not None for parent in parents)
 
 
-def states_of(seen: ProbeReading, group: TestCgroup) -> ThreadStates:
-    found = seen.cgroups[group.id]["threads_by_state"]
-    assert isinstance(found, ThreadStates)
-    return found
+def states_of(observed: ProbeReading, group: TestCgroup) -> ThreadStates:
+    counts = observed.cgroups[group.id]["threads_by_state"]
+    assert isinstance(counts, ThreadStates)
+    return counts
 
 
 def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: ThreadsProbe, tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: ThreadsPro
         live = {group.id: group.path, empty.id: empty.path}
 
         def look() -> tuple[ThreadStates, ThreadStates]:
-            seen = probe.read(live)
+            observed = probe.read(live)
             time.sleep(0.01)
-            return states_of(seen, group), states_of(seen, empty)
+            return states_of(observed, group), states_of(observed, empty)
 
         with vforked(group, 2, tmp_path / "fifo"):
             assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 2, SLOW_S)
             group.burn(3)
-            # Whoever has just started may wait for its program's pages; then it is 20 times in a row as expected.
+            # A process that has just started may wait for its program's pages; then it is 20 times in a row as expected.
             assert eventually(lambda: all(look() == (expected, NO_THREADS) for _ in range(20)), SLOW_S), look()
             listed = group.file("cpu", "tasks" if "cpu" in hierarchy.v1 else "cgroup.threads").read_text().split()
             assert len(listed) == 3 + 5 + 2 + 2
@@ -121,15 +121,15 @@ def test_the_dead_are_not_counted(probe: ThreadsProbe) -> None:
         parent = group.start([sys.executable, "-c", ZOMBIE])
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
         assert eventually(lambda: any(_is_zombie(child) for child in children.read_text().split()))
-        found = states_of(probe.read({group.id: group.path}), group)
-    assert (found.runnable, found.uninterruptible, found.sleeping) == (0, 0, 1)
+        counts = states_of(probe.read({group.id: group.path}), group)
+    assert (counts.runnable, counts.uninterruptible, counts.sleeping) == (0, 0, 1)
 
 
 def _is_zombie(pid: str) -> bool:
     return ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
-def test_whoever_reads_from_a_disk_waits_for_it(tmp_path: Path) -> None:
+def test_a_thread_that_reads_from_a_disk_is_in_iowait(tmp_path: Path) -> None:
     """One thread that does nothing else: most of the time in iowait, never more than it is uninterruptible."""
     file = tmp_path / "data"
     file.write_bytes(os.urandom(4 << 20))
@@ -142,11 +142,11 @@ def test_whoever_reads_from_a_disk_waits_for_it(tmp_path: Path) -> None:
         reader = group.start([sys.executable, "-c", READ_DISK, str(file)])
         live = {group.id: group.path}
         assert eventually(lambda: bool(states_of(probe.read(live), group).iowait))
-        seen = [states_of(probe.read(live), group) for _ in range(200) if time.sleep(0.003) is None]
+        observed = [states_of(probe.read(live), group) for _ in range(200) if time.sleep(0.003) is None]
         assert reader.poll() is None
-    assert all(each.runnable + each.uninterruptible + each.sleeping == 1 for each in seen)
-    assert all(each.iowait == each.uninterruptible for each in seen)
-    assert sum(each.iowait or 0 for each in seen) > 20
+    assert all(each.runnable + each.uninterruptible + each.sleeping == 1 for each in observed)
+    assert all(each.iowait == each.uninterruptible for each in observed)
+    assert sum(each.iowait or 0 for each in observed) > 20
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_every_thread_of_the_machine_is_counted_once(census: TaskIterator) -> No
 
 def _threads_of_proc() -> set[str]:
     """All that are not dead, but for processes that a sandbox hides from everybody's looks, root's and BPF's too."""
-    found = set()
+    counts = set()
     for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
         try:
             (stat.parent / "ns/pid").readlink()
@@ -176,8 +176,8 @@ def _threads_of_proc() -> set[str]:
         except OSError:
             continue
         if text.rpartition(") ")[2][:1] not in ("Z", "X"):
-            found.add(stat.parent.name)
-    return found
+            counts.add(stat.parent.name)
+    return counts
 
 
 def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> 
         probe, before, began = ThreadsProbe(census), node_load(), time.monotonic()
         while time.monotonic() - began < 5 * samples + 0.5:
             time.sleep(0.02)
-            seen = probe.read(every_cgroup(hierarchy))
-        loads = {number: values["load"] for number, values in seen.cgroups.items() if "load" in values}
+            observed = probe.read(every_cgroup(hierarchy))
+        loads = {number: values["load"] for number, values in observed.cgroups.items() if "load" in values}
         node = node_load() - before * fixed_power_int(DECAYS[0], FSHIFT, samples) / FIXED_POINT_ONE
         own = loads[group.id]
     assert isinstance(own, LoadAverages)

@@ -13,7 +13,6 @@ import pytest
 from api.histogram import BOUNDS_NS, slot_of
 from api.interfaces import ProbeReading, Unavailable
 from api.measurements import Durations
-from probes.per_cgroup_probe import NO_DURATIONS
 from probes.throttles import ThrottlesProbe, open_throttles
 from tests.kernel.open_probes import LAST_CPU, PINNED, eventually, opened
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
@@ -42,19 +41,19 @@ def limit_cpu(group: TestCgroup, quota_us: int = QUOTA_US) -> None:
     group.file("cpu", "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
 
 
-def throttles_of(seen: ProbeReading, group: TestCgroup) -> Durations:
-    found = seen.cgroups[group.id]["throttles"]
-    assert isinstance(found, Durations)
-    return found
+def throttles_of(observed: ProbeReading, group: TestCgroup) -> Durations:
+    counts = observed.cgroups[group.id]["throttles"]
+    assert isinstance(counts, Durations)
+    return counts
 
 
 def kernels_books(group: TestCgroup) -> tuple[int, int]:
     """Throttled periods and nanoseconds."""
     words = group.file("cpu", "cpu.stat").read_text().split()
-    found = dict(zip(words[::2], words[1::2], strict=True))
-    if "throttled_usec" in found:
-        return int(found["nr_throttled"]), int(found["throttled_usec"]) * 1000
-    return int(found["nr_throttled"]), int(found["throttled_time"])
+    counts = dict(zip(words[::2], words[1::2], strict=True))
+    if "throttled_usec" in counts:
+        return int(counts["nr_throttled"]), int(counts["throttled_usec"]) * 1000
+    return int(counts["nr_throttled"]), int(counts["throttled_time"])
 
 
 def test_each_period_has_one_throttle_of_80_ms(probe: ThrottlesProbe) -> None:
@@ -68,7 +67,7 @@ def test_each_period_has_one_throttle_of_80_ms(probe: ThrottlesProbe) -> None:
         time.sleep(3.0)
         throttles, (periods, total_ns) = throttles_of(probe.read(live), group), kernels_books(group)
         assert throttles_of(probe.read(live), free) == NO_DURATIONS
-    # The thread may have begun on another CPU, whose throttle nobody came back to; and one may be going on.
+    # The thread may have started on another CPU, whose throttle was never ended; and one may be going on.
     assert periods - 2 <= throttles.count <= periods
     assert throttles.count >= 20
     assert total_ns - 200 * MS <= throttles.sum_ns <= total_ns + MS
@@ -82,7 +81,7 @@ def test_each_period_has_one_throttle_of_80_ms(probe: ThrottlesProbe) -> None:
 
 def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: ThrottlesProbe) -> None:
     """Two cgroups share 40 ms of every 100; one of them may have no more than 15 of those anyway. On Linux 6.6 to 6.17 fewer
-    throttles are told apart, and their sum is the same."""
+    throttles are distinguished, and their sum is the same."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "above") as above, ExitStack() as stack:
         if hierarchy.mode == "v2":
@@ -95,13 +94,13 @@ def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: T
         live = {group.id: group.path for group in (free, own)}
         assert eventually(lambda: throttles_of(probe.read(live), free).count > 2)
 
-        def seen() -> list[tuple[int, int]]:
-            found = [throttles_of(probe.read(live), group) for group in (free, own)]
-            return [(each.count, each.sum_ns) for each in found] + [kernels_books(group) for group in (above, own)]
+        def observed() -> list[tuple[int, int]]:
+            counts = [throttles_of(probe.read(live), group) for group in (free, own)]
+            return [(each.count, each.sum_ns) for each in counts] + [kernels_books(group) for group in (above, own)]
 
-        before = seen()
+        before = observed()
         time.sleep(3.0)
-        after = seen()
+        after = observed()
     freely, owned, (above_times, above_ns), (own_times, own_ns) = (
         (times - times_before, ns - ns_before)
         for (times, ns), (times_before, ns_before) in zip(after, before, strict=True)
@@ -120,10 +119,10 @@ def test_counts_only_grow(probe: ThrottlesProbe) -> None:
         limit_cpu(group)
         live = {group.id: group.path}
         group.burn(2)
-        seen = [throttles_of(probe.read(live), group) for _ in range(8) if time.sleep(0.15) is None]
-    assert all(earlier.count <= later.count for earlier, later in pairwise(seen))
-    assert all(earlier.sum_ns <= later.sum_ns for earlier, later in pairwise(seen))
-    assert seen[-1].count >= 3
+        observed = [throttles_of(probe.read(live), group) for _ in range(8) if time.sleep(0.15) is None]
+    assert all(earlier.count <= later.count for earlier, later in pairwise(observed))
+    assert all(earlier.sum_ns <= later.sum_ns for earlier, later in pairwise(observed))
+    assert observed[-1].count >= 3
 
 
 def test_a_closed_probe_says_so(probe: ThrottlesProbe) -> None:

@@ -23,7 +23,7 @@ from tests.agent.katalyst.test_eviction_plugin_clients import SERVICE, handlers
 from tests.dashboards.prometheus_server import free_port
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.kernel.test_eviction_cycles import EIGHT_MIB
-from tests.kernel.test_signal_killer import DEAF, SLEEP, run
+from tests.kernel.test_signal_killer import IGNORING, SLEEP, run
 from tests.live.agent_process import DIOPTASE, Agent, eventually
 
 pytestmark = pytest.mark.live
@@ -116,7 +116,7 @@ def test_a_dry_run_of_the_agent_shows_who_would_leave(groups: tuple[TestCgroup, 
 def test_an_agent_that_is_killed_in_the_middle_kills_nobody_and_the_next_one_begins_anew(
     groups: tuple[TestCgroup, TestCgroup], tmp_path: Path
 ) -> None:
-    batch = run(groups[1], EIGHT_MIB + DEAF)
+    batch = run(groups[1], EIGHT_MIB + IGNORING)
     grace_s = 2.0
     asked = options(groups, tmp_path, rss={"graceS": grace_s})
     with Agent(*asked) as agent:

@@ -71,7 +71,9 @@ def test_seats_are_a_power_of_two_because_the_source_masks_with_them() -> None:
     ("runs", "scanned", "mask", "message"),
     [(10, 0, "0x0007\n", True), (9, 0, "0x0007\n", False), (99, 1, "0x0007\n", False), (99, 0, "0x0000\n", False)],
 )
-def test_an_lru_that_does_not_tell_is_a_problem(tmp_path: Path, runs: int, scanned: int, mask: str, message: bool) -> None:
+def test_an_lru_that_does_not_tell_is_a_problem(
+    tmp_path: Path, runs: int, scanned: int, mask: str, message: bool
+) -> None:
     """Where the file is missing or makes no sense, as on kernels without that LRU, nothing is wrong."""
     quiet = Kswapd(wakeups=0, active_ns=0, scanned_pages=0, reclaimed_pages=0)
     numa = {0: quiet, 1: Kswapd(wakeups=runs, active_ns=5, scanned_pages=scanned, reclaimed_pages=0)}

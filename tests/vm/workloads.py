@@ -87,7 +87,7 @@ class KnobWriters(NamedTuple):
 
     def shown(self, group: TestCgroup, knob: Knob) -> list[Path]:
         """The files of a knob."""
-        place = self.files._place(knob, group.path)
+        place = self.files._codec(knob, group.path)
         return [group.file(place.controller, file) for file in place.files]
 
     def once(self, group: TestCgroup, knob: Knob, value: str) -> Outcome:

@@ -26,31 +26,33 @@ def restore_all(
     node_knobs: NodeKnobs | None,
     latest: Cycle | None,
     journal: CycleSink,
-    made: tuple[Outcome, ...] = (),
+    late_outcomes: tuple[Outcome, ...] = (),
 ) -> int:
-    """Restore everything, what was `made` since the latest round too; how many values could not be. Never raises: what is left,
-    `dioptase reset` tries again."""
+    """Restore everything; return how many values could not be restored. Never raises. `late_outcomes` are those
+    since the last cycle. `dioptase reset` tries again what is left."""
     if originals is None:
         return 0
-    outcomes, left = originals.restore(files), 0
+    outcomes, remaining = originals.restore(files), 0
     if node_knobs is not None:
-        more, left = _restore_node_knobs(node_knobs)
-        outcomes += more
+        node_outcomes, remaining = _restore_node_knobs(node_knobs)
+        outcomes += node_outcomes
     if latest is not None:
         journal.publish(
-            msgspec.structs.replace(latest, trigger="end", advice=None, runtime_outcomes=made, outcomes=outcomes)
+            msgspec.structs.replace(
+                latest, trigger="end", advice=None, runtime_outcomes=late_outcomes, outcomes=outcomes
+            )
         )
-    done = sum(outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED) for outcome in outcomes)
-    log.info("%d changed values were put back", done)
+    restored_count = sum(outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED) for outcome in outcomes)
+    log.info("%d changed values were put back", restored_count)
     for outcome in outcomes:
         if outcome.error and outcome.status is not OutcomeStatus.VANISHED:
             log.error("%s %s: %s", outcome.decision.cgroup, outcome.decision.knob.value, outcome.error)
     for message in originals.messages:
         log.warning("%s", message)
-    left += len(originals.entries())
-    if left:
-        log.error("%d values could not be put back; run `dioptase reset`", left)
-    return left
+    remaining += len(originals.entries())
+    if remaining:
+        log.error("%d values could not be put back; run `dioptase reset`", remaining)
+    return remaining
 
 
 def _restore_node_knobs(node_knobs: NodeKnobs) -> tuple[tuple[Outcome, ...], int]:

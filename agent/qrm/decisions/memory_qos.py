@@ -5,7 +5,7 @@ memory.high = request + (limit - request) x throttling %, in whole pages; withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from agent.config.qrm import MemoryQosLevel
 from agent.qrm.knobs.notation import MAX, PAGE_BYTES
@@ -17,43 +17,38 @@ from api.snapshot import Snapshot
 
 
 def memory_qos_requests(snapshot: Snapshot, levels: Mapping[QoSLevel, MemoryQosLevel]) -> tuple[KnobRequest, ...]:
-    """Koordinator's memory QoS, of every container with a request whose level is configured."""
-    node_bytes = snapshot.node.memory_total_bytes
-    wishes = []
-    for pod in snapshot.pods:
-        level = levels.get(pod.qos)
-        for container in pod.containers if level is not None else ():
-            wishes += _container_requests(container, level, node_bytes) if level is not None else []
-    return tuple(wishes)
+    """Return the memory limits of every container that requests memory and whose QoS level is configured."""
+    return tuple(
+        KnobRequest(cgroup=container.cgroup, knob=knob, value=value, reason=reason)
+        for pod in snapshot.pods
+        if pod.qos in levels
+        for container in pod.containers
+        for knob, value, reason in _limits(container, levels[pod.qos], snapshot.node.memory_total_bytes)
+    )
 
 
-def _container_requests(container: Container, level: MemoryQosLevel, node_bytes: int | None) -> list[KnobRequest]:
+def _limits(container: Container, level: MemoryQosLevel, node_bytes: int | None) -> Iterator[tuple[Knob, str, Reason]]:
     request = container.reclaimed_memory_bytes or container.memory_request_bytes
     if not request:
-        return []
-    found = []
+        return
     for knob, percent in ((Knob.MEMORY_MIN, level.min_percent), (Knob.MEMORY_LOW, level.low_percent)):
         if percent > 0:
             size_bytes = _page_floor(request * percent / 100)
             text = f"{knob.value} of {size_bytes} bytes: {percent:g} % of the request of {request}."
-            found.append(
-                _knob_request(container, knob, str(size_bytes), text, {"request_bytes": request, "percent": percent})
-            )
-    limit = container.memory_limit_bytes or node_bytes
-    if level.throttling_percent > 0 and limit is not None:
-        high = _page_floor(request + (limit - request) * level.throttling_percent / 100)
-        # At the limit or above it could never be reached.
+            yield knob, str(size_bytes), _reason(text, {"request_bytes": request, "percent": percent})
+    limit, percent = container.memory_limit_bytes or node_bytes, level.throttling_percent
+    if percent > 0 and limit is not None:
+        high = _page_floor(request + (limit - request) * percent / 100)
+        # At the limit or above, memory.high could never be reached.
         value = MAX if high >= limit else str(high)
-        text = f"memory.high of {value}: {level.throttling_percent:g} % of the way from the request of {request} to {limit}."
-        inputs = {"request_bytes": request, "limit_bytes": limit, "percent": level.throttling_percent}
-        found.append(_knob_request(container, Knob.MEMORY_HIGH, value, text, inputs))
-    return found
+        text = f"memory.high of {value}: {percent:g} % of the way from the request of {request} to {limit}."
+        inputs = {"request_bytes": request, "limit_bytes": limit, "percent": percent}
+        yield Knob.MEMORY_HIGH, value, _reason(text, inputs)
 
 
 def _page_floor(size_bytes: float) -> int:
     return int(size_bytes) // PAGE_BYTES * PAGE_BYTES
 
 
-def _knob_request(container: Container, knob: Knob, value: str, text: str, inputs: Mapping[str, float]) -> KnobRequest:
-    verdict = Reason(rule="memory_qos", text=text, inputs=inputs)
-    return KnobRequest(cgroup=container.cgroup, knob=knob, value=value, reason=verdict)
+def _reason(text: str, inputs: Mapping[str, float]) -> Reason:
+    return Reason(rule="memory_qos", text=text, inputs=inputs)

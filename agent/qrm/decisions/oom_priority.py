@@ -13,26 +13,29 @@ from api.knobs import Knob, Reason
 from api.snapshot import Snapshot
 
 NEVER_KILLED = -1000
-"""OOM_SCORE_ADJ_MIN of include/uapi/linux/oom.h: the kernel does not take it at all."""
+"""OOM_SCORE_ADJ_MIN (include/uapi/linux/oom.h): the OOM killer never selects such a process."""
 RECLAIMED_BASE_SCORE, ONLINE_SCORE_STEP = 900, 3
 
 
 def oom_score_adj(priority: int) -> int:
-    """oom_score_adj of a process: the lower the priority, the higher. 901 to 1000 of reclaimed pods, whose priorities are
-    below 0; 0 to -897 of online and system pods; and -1000 of those that must never be killed."""
+    """Return `oom_score_adj` for an OOM priority: the lower the priority, the higher the score. 901 to 1000 for
+    reclaimed pods (priority below 0), 0 to -897 for online and system pods, -1000 for processes that must never be
+    killed."""
     if priority >= OOM_PRIORITY_NEVER:
         return NEVER_KILLED
     return RECLAIMED_BASE_SCORE - priority if priority < 0 else -ONLINE_SCORE_STEP * priority
 
 
 def decide_oom_scores(snapshot: Snapshot) -> Iterator[Decision]:
-    """For every listed container that is there, what its processes are to have."""
+    """Yield the decision for every listed container that has a cgroup."""
     for pod in snapshot.pods:
         priority = pod.enhancements.oom_priority
         value = oom_score_adj(priority)
-        goes = "the OOM killer never takes them" if value == NEVER_KILLED else "the highest goes first"
-        text = f"Processes of {pod.qos.value} with oom_priority {priority} have {value}: {goes}."
-        verdict = Reason(rule="oom_priority", text=text, inputs={"oom_priority": priority})
+        effect = (
+            "the OOM killer never takes them" if value == NEVER_KILLED else "the OOM killer takes the highest first"
+        )
+        text = f"oom_score_adj of {pod.qos.value} with oom_priority {priority} is {value}: {effect}."
+        reason = Reason(rule="oom_priority", text=text, inputs={"oom_priority": priority})
         for container in pod.containers:
             sample = snapshot.cgroups.get(container.cgroup)
             if sample is not None:
@@ -42,5 +45,5 @@ def decide_oom_scores(snapshot: Snapshot) -> Iterator[Decision]:
                     pod=pod.key,
                     knob=Knob.OOM_SCORE_ADJ,
                     value=str(value),
-                    reason=verdict,
+                    reason=reason,
                 )

@@ -12,7 +12,7 @@ from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.config.qrm import CpuPlacementConfig
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from agent.qrm.decisions.cpu import managed_cgroups
 from agent.qrm.knobs.knob_files import KNOB_SPECS, UNSUPPORTED, canonical
 from api.cpu import Topology, parse_cpu_list
@@ -67,7 +67,7 @@ def rounds(
             (
                 current,
                 policy_result,
-                policy_result.decisions(current, dict.fromkeys(managed_cgroups(current.pods), KNOBS)),
+                compose_decisions(policy_result, current, dict.fromkeys(managed_cgroups(current.pods), KNOBS)),
             )
         )
     return result

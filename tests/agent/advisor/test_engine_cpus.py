@@ -11,7 +11,7 @@ from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
 from agent.config.loader import parse_config
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus, allowed_cpus_of
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from agent.qrm.decisions.cpu import managed_cgroups
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.knobs import Knob
@@ -37,7 +37,7 @@ def confined(current: Snapshot, lists: Mapping[str, str | None]) -> Snapshot:
 
 def cpusets(current: Snapshot, result: PolicyResult) -> dict[str, str]:
     knobs = dict.fromkeys(managed_cgroups(current.pods), frozenset(Knob))
-    return {d.cgroup: d.value for d in result.decisions(current, knobs) if d.knob is Knob.CPUSET}
+    return {d.cgroup: d.value for d in compose_decisions(result, current, knobs) if d.knob is Knob.CPUSET}
 
 
 CANONICAL = "advisor: {policy: canonical}"
@@ -149,7 +149,7 @@ def test_a_reclaim_root_with_only_reclaimed_pods_is_idle(neighbour: str, threads
     policy_result, _ = evaluate_policy(current, config, PolicyState(), current.taken_at_ns)
     for knob, value in ((Knob.IDLE, "1"), (Knob.WEIGHT, "1")):
         had = dict.fromkeys(managed_cgroups(current.pods), frozenset({knob}))
-        result = {d.cgroup: d.value for d in policy_result.decisions(current, had) if d.knob is knob}
+        result = {d.cgroup: d.value for d in compose_decisions(policy_result, current, had) if d.knob is knob}
         assert (result.get(ROOT) == value) == idle
         assert result[f"{ROOT}/b/c"] == value
 
@@ -169,7 +169,9 @@ def test_cgroups_whose_shares_the_kubelet_writes_are_never_idle(root: str) -> No
         current, settings(f"memory: {{reclaimRoot: {root}}}"), PolicyState(), current.taken_at_ns
     )
     knobs = dict.fromkeys(groups, frozenset({Knob.IDLE, Knob.WEIGHT}))
-    result = {d.cgroup: d.knob for d in policy_result.decisions(current, knobs) if d.knob in (Knob.IDLE, Knob.WEIGHT)}
+    result = {
+        d.cgroup: d.knob for d in compose_decisions(policy_result, current, knobs) if d.knob in (Knob.IDLE, Knob.WEIGHT)
+    }
     assert result == {f"{root}/b/c": Knob.IDLE}
 
 

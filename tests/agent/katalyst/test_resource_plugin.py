@@ -132,7 +132,7 @@ async def test_a_bound_pod_gets_hints_and_keeps_what_was_agreed(wire: Wire) -> N
     mems = await wire.call("Allocate", asked("web", 8 * GI, "memory", annotations=BOUND, nodes=[0]), "memory")
     assert mems.allocation_result.resource_allocation["memory"].allocation_result == "0"
     with pytest.raises(
-        CallRefused, match=r"ns/big asks for 24 CPUs, no NUMA nodes have them \(left on node 0: 15, 1: 3\)"
+        CallRefused, match=r"ns/big requests 24 CPUs; no NUMA nodes have them \(left on node 0: 15, 1: 3\)"
     ):
         await wire.call("GetTopologyHints", asked("big", 24, annotations=BOUND))
     with pytest.raises(CallRefused, match=r"ns/huge asks for .* bytes .*left on node 0: 60129542144, 1: 67645734912"):
@@ -159,7 +159,7 @@ async def test_a_dedicated_pod_has_whole_nodes_and_its_sidecar_runs_there(wire: 
     assert {cpu // 24 for cpu in cpus(got)} == {1}
     side = asked("db", 1, annotations=level, container_name="proxy", container_type=plugin.SIDECAR, nodes=[1])
     assert cpus(await wire.call("Allocate", side)) == cpus(got)
-    with pytest.raises(CallRefused, match="ns/plain asks for dedicated_cores without numa_binding"):
+    with pytest.raises(CallRefused, match="ns/plain requests dedicated_cores without numa_binding"):
         await wire.call("Allocate", asked("plain", 2, annotations={LEVEL: "dedicated_cores"}))
     aware = await wire.call(
         "GetTopologyAwareResources", plugin.GetTopologyAwareResourcesRequest(pod_uid="u-db", container_name="main")
@@ -178,7 +178,7 @@ async def test_a_dedicated_pod_has_whole_nodes_and_its_sidecar_runs_there(wire: 
 
 async def test_shared_pods_that_are_too_many_are_refused_with_the_numbers(wire: Wire) -> None:
     wire.desk.look(situation(pod("web", cores=40)))
-    with pytest.raises(CallRefused, match=r"ns/more asks for 8 CPUs where 6 of 46 are left to shared pods"):
+    with pytest.raises(CallRefused, match=r"ns/more requests 8 CPUs; 6 of 46 are left for shared pods"):
         await wire.call("Allocate", asked("more", 8))
     got = await wire.call("Allocate", asked("less", 6))
     assert cpus(got)

@@ -27,11 +27,11 @@ async def test_what_a_runtime_is_still_making_is_put_back_too_and_who_never_come
     files, originals = KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
     nobody = cast(Any, None)
     side = NriLifecycle(AgentConfig(), ActMode.DRY_RUN, nobody, nobody, tree.hierarchy, tmp_path)
-    side.foretold.tell(NEVER, {Knob.CPUSET: "0-3"}, time.monotonic() - CREATION_WAIT_S)
+    side.foretold.add(NEVER, {Knob.CPUSET: "0-3"}, time.monotonic() - CREATION_WAIT_S)
     side.end(files, originals)
     given = tree.decision(LATE, Knob.CPUSET, "3", cgroup_id=0)
     told = Outcome(decision=given, status=OutcomeStatus.APPLIED, before="0-3", after="3")
-    side.foretold.tell(LATE, {Knob.CPUSET: "0-3"}, time.monotonic(), done={Knob.CPUSET: told})
+    side.foretold.add(LATE, {Knob.CPUSET: "0-3"}, time.monotonic(), outcomes={Knob.CPUSET: told})
 
     def make() -> None:
         tree.make(LATE)

@@ -135,7 +135,9 @@ def test_a_mode_that_goes_backwards_has_not_grown() -> None:
     after = msgspec.structs.replace(before, user_ns=60, idle_ns=140, iowait_ns=40)
     for second, times in ((1, before), (6, after)):
         base = snapshot(second)
-        observed.add(msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, per_cpu={0: times}, cpu=times)))
+        observed.add(
+            msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, per_cpu={0: times}, cpu=times))
+        )
     shown = document("system/compute", observed)
     assert (shown["cpu"][0]["cpu_usage"], shown["cpu"][0]["cpu_iowait_ratio"]) == (60.0, 0.0)
 

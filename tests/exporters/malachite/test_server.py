@@ -106,7 +106,9 @@ async def test_paths_as_the_client_and_as_people_write_them(client: Client) -> N
         ("?cgroup_user_path=" + "&a=b" * 20, 400, "cannot be read"),
     ],
 )
-async def test_hostile_and_unknown_paths_get_a_clear_error(client: Client, query: str, status: int, states: str) -> None:
+async def test_hostile_and_unknown_paths_get_a_clear_error(
+    client: Client, query: str, status: int, states: str
+) -> None:
     assert states in await client.refused(f"cgroup/groups{query}", status)
 
 

@@ -264,7 +264,10 @@ def test_what_is_said_of_the_node_as_a_whole_is_seen() -> None:
     finished = interference_cycles(5)[-1]
     assert build_view(finished).answers == ()
     observed = build_view(msgspec.structs.replace(finished, node=RICH_NODE)).answers
-    assert [(message.topic, message.rule) for message in observed] == [("power", "power_cap"), ("overcommit", "overcommit_realtime")]
+    assert [(message.topic, message.rule) for message in observed] == [
+        ("power", "power_cap"),
+        ("overcommit", "overcommit_realtime"),
+    ]
     assert observed[0].text == "The node draws 100 W of 80 W at alert s0: power is capped to 80 W."
     assert (
         build_view(msgspec.structs.replace(finished, node=msgspec.structs.replace(RICH_NODE, power=None))).answers

@@ -122,7 +122,9 @@ def test_the_view_has_what_is_met_first_and_ages_in_seconds() -> None:
         ("default/web", True),
     ]
     assert view.terminating == ("default/batch",)
-    assert past_view(build_view(reported(5))).evictions is None, "five minutes of it would cost memory that nobody asks for"
+    assert past_view(build_view(reported(5))).evictions is None, (
+        "five minutes of it would cost memory that nobody asks for"
+    )
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,9 @@ def test_reasons_contain_amounts_with_units() -> None:
     )
     assert memory.reason.text == "The peak is predicted. Headroom by Katalyst's formula is 20.58 GiB."
     steady = fed(PeakPredictor(), 0, DAY, 0.444917 * gib)
-    assert predict_peak(steady, DAY, resource=ForecastResource.MEMORY).reason.text.startswith("The expected peak within the hour is 455.6 MiB")
+    assert predict_peak(steady, DAY, resource=ForecastResource.MEMORY).reason.text.startswith(
+        "The expected peak within the hour is 455.6 MiB"
+    )
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,7 @@ def test_a_missing_input_gives_no_new_headroom(amount: Any) -> None:
 def test_the_reason_contains_the_formula_with_numbers() -> None:
     amount = batch_amount(KoordinatorBudget(capacity=100, system_used=7, reserved=10, demands=[prod(20)]), "usage", 60)
     assert (
-        amount.reason.text
-        == "Batch is 30.00 cores = 100.00 cores - 40.00 cores margin - 10.00 cores system"
+        amount.reason.text == "Batch is 30.00 cores = 100.00 cores - 40.00 cores margin - 10.00 cores system"
         " - 20.00 cores by pods above batch (usage)."
     )
 

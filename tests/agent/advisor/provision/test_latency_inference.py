@@ -92,9 +92,7 @@ def test_without_predictions_targets_are_unchanged(
 
 def test_the_reason_contains_the_numbers() -> None:
     verdict = adjust_targets(SIGNALS, ["a/b"], predictions_of(0.1, 0.3), config(), 110 * S, 0)[1]
-    reported = (
-        "The mean prediction of 2 containers is 0.2: the slot below 0.3 has +0.2, so the target is 0.75 instead of 0.55."
-    )
+    reported = "The mean prediction of 2 containers is 0.2: the slot below 0.3 has +0.2, so the target is 0.75 instead of 0.55."
     assert verdict.text == reported
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.config.qrm import KnobsConfig
-from agent.qrm.actuator import disk_settings
+from agent.qrm.actuator import boot_journal
 from agent.qrm.actuator.disk_settings import DiskSettings
 from agent.qrm.actuator.node_knobs import (
     DISKS,
@@ -55,7 +55,7 @@ class Node:
         self.state.mkdir()
         self.write(SDA, "75000\n")
         self.write(QOS, "8:0 enable=0 ctrl=auto\n")
-        self.snapshot = seen({"sda": disk("8:0", "SSD")})
+        self.snapshot = snapshot_of({"sda": disk("8:0", "SSD")})
 
     def write(self, path: str, text: str) -> None:
         (self.sys / path).parent.mkdir(parents=True, exist_ok=True)
@@ -84,16 +84,16 @@ def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
     )  # fmt: skip
 
 
-def seen(disks: Mapping[str, Disk]) -> Snapshot:
+def snapshot_of(disks: Mapping[str, Disk]) -> Snapshot:
     pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
     return msgspec.structs.replace(snapshot(0, pods), node=NodeSample(disks=disks))
 
 
-WANTED = {"io": {"wbtUs": {"SSD": 2000}, "costQos": {"sda": "enable=1 rpct=95.00"}}}
+SETTINGS = {"io": {"wbtUs": {"SSD": 2000}, "costQos": {"sda": "enable=1 rpct=95.00"}}}
 
 
 def test_disks_are_set_kept_and_put_back(node: Node) -> None:
-    knobs = node.knobs(WANTED)
+    knobs = node.knobs(SETTINGS)
     outcomes, sources = knobs.run_cycle(node.snapshot, 0)
     assert [(o.decision.cgroup, o.decision.knob.value, o.status, o.before, o.after) for o in outcomes] == [
         ("/sys/block/sda", "wbt_lat_usec", OutcomeStatus.APPLIED, "75000", "2000"),
@@ -118,7 +118,7 @@ def test_disks_are_set_kept_and_put_back(node: Node) -> None:
         ("wbt_lat_usec", OutcomeStatus.APPLIED),
         ("io.cost.qos", OutcomeStatus.APPLIED),
     }
-    assert (node.read(SDA), node.read(QOS)) == ("1", "8:0 enable=0 ctrl=auto"), "1 was somebody else's"
+    assert (node.read(SDA), node.read(QOS)) == ("1", "8:0 enable=0 ctrl=auto"), "1 was written externally"
 
 
 def test_many_disks_wait_for_the_journal_twice_in_all(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,15 +127,15 @@ def test_many_disks_wait_for_the_journal_twice_in_all(node: Node, monkeypatch: p
         node.write(f"block/sd{number}/queue/wbt_lat_usec", "75000\n")
     knobs = node.knobs({"io": {"wbtUs": {"SSD": 2000}}})
     written = []
-    monkeypatch.setattr(disk_settings, "replace_file", lambda path, data: written.append(data))
-    outcomes, _ = knobs.run_cycle(seen({f"sd{number}": disk(f"8:{number}", "SSD") for number in range(24)}), 0)
+    monkeypatch.setattr(boot_journal, "replace_file", lambda path, data: written.append(data))
+    outcomes, _ = knobs.run_cycle(snapshot_of({f"sd{number}": disk(f"8:{number}", "SSD") for number in range(24)}), 0)
     assert [o.status for o in outcomes] == [OutcomeStatus.APPLIED] * 24
     assert [data.count(b'"left":"2000"') for data in written] == [0, 24]
 
 
 def test_a_dry_run_writes_nothing(node: Node) -> None:
     node.write("fs/resctrl/schemata", INTEL)
-    knobs = node.knobs({**WANTED, "resctrl": {"enabled": True}}, dry=True)
+    knobs = node.knobs({**SETTINGS, "resctrl": {"enabled": True}}, dry=True)
     outcomes, _ = knobs.run_cycle(node.snapshot, 0)
     assert [o.status for o in outcomes] == [OutcomeStatus.DRY_RUN] * 5
     assert {o.decision.knob for o in outcomes} <= {Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL, Knob.SCHEMATA}
@@ -143,10 +143,10 @@ def test_a_dry_run_writes_nothing(node: Node) -> None:
     assert [path.name for path in (node.sys / "fs/resctrl").iterdir()] == ["schemata"]
 
 
-def test_what_an_earlier_agent_left_and_nobody_wants_is_put_back(node: Node) -> None:
-    node.knobs(WANTED).run_cycle(node.snapshot, 0)
+def test_settings_of_an_earlier_agent_that_are_not_configured_are_restored(node: Node) -> None:
+    node.knobs(SETTINGS).run_cycle(node.snapshot, 0)
     # Killed; the next one has other settings.
-    knobs = node.knobs({"io": {"costQos": WANTED["io"]["costQos"]}})
+    knobs = node.knobs({"io": {"costQos": SETTINGS["io"]["costQos"]}})
     outcomes, _ = knobs.run_cycle(node.snapshot, LATER)
     assert [(o.decision.knob.value, o.status, o.decision.reason.rule) for o in outcomes] == [
         ("io.cost.qos", OutcomeStatus.UNCHANGED, "iocost"),
@@ -156,9 +156,9 @@ def test_what_an_earlier_agent_left_and_nobody_wants_is_put_back(node: Node) -> 
 
 
 def test_disks_that_are_not_seen_keep_what_they_have(node: Node) -> None:
-    knobs = node.knobs(WANTED)
+    knobs = node.knobs(SETTINGS)
     knobs.run_cycle(node.snapshot, 0)
-    outcomes, (source,) = knobs.run_cycle(seen({}), LATER)
+    outcomes, (source,) = knobs.run_cycle(snapshot_of({}), LATER)
     assert (outcomes, source.name, source.ok) == ((), DISKS, False)
     assert source.error == "the node's disks are not known"
     assert node.read(SDA) == "2000"
@@ -186,13 +186,13 @@ def test_what_cannot_be_done_is_said_and_goes_on_being_said(node: Node, config: 
 
 def test_without_a_root_of_version_2_there_is_no_io_cost(node: Node) -> None:
     (node.sys / QOS).unlink()
-    outcomes, (source,) = node.knobs(WANTED).run_cycle(node.snapshot, 0)
+    outcomes, (source,) = node.knobs(SETTINGS).run_cycle(node.snapshot, 0)
     assert [o.decision.knob.value for o in outcomes] == ["wbt_lat_usec"]
     assert source.error == "io.cost is configured, and the root of version 2 has no io.cost.qos"
 
 
 def test_a_journal_that_cannot_be_written_changes_nothing(node: Node) -> None:
-    knobs = node.knobs(WANTED)
+    knobs = node.knobs(SETTINGS)
     node.state.rmdir()
     outcomes, _ = knobs.run_cycle(node.snapshot, 0)
     assert [(o.status, "cannot be journalled" in o.error) for o in outcomes] == [(OutcomeStatus.REFUSED, True)] * 2
@@ -218,7 +218,7 @@ def test_levels_have_groups_with_the_threads_of_their_containers(node: Node) -> 
     ("schemata", "levels", "error"),
     [
         (None, {}, "/fs/resctrl cannot be read: "),
-        ("L3:0=f\n", {"shared_cores": {"catStartPercent": 80}}, "no way"),
+        ("L3:0=f\n", {"shared_cores": {"catStartPercent": 80}}, "no cache way"),
     ],
 )
 def test_without_resctrl_that_is_said_where_it_is_configured(
@@ -234,13 +234,13 @@ def test_without_resctrl_that_is_said_where_it_is_configured(
 def test_it_is_opened_on_this_machine_as_it_is(tmp_path: Path) -> None:
     config = msgspec.convert({"resctrl": {"enabled": True}}, KnobsConfig)
     knobs = open_node_knobs(config, Hierarchy(v1={}, v2=tmp_path), (tmp_path, "boot"), Path("/sys"), dry=True)
-    _, sources = knobs.run_cycle(seen({}), 0)
+    _, sources = knobs.run_cycle(snapshot_of({}), 0)
     assert len(sources) == (0 if Path("/sys/fs/resctrl/schemata").exists() else 1)
 
 
 def test_only_what_is_configured_is_of_the_node() -> None:
     for config, of_the_node in (({}, False), ({"resctrl": {"enabled": True}}, True), ({"io": {"wbtUs": {"SSD": 1}}}, True),
-                                ({"io": {"weights": {"shared_cores": 5}}}, False), (WANTED, True),
+                                ({"io": {"weights": {"shared_cores": 5}}}, False), (SETTINGS, True),
                                 ({"oomPriority": True}, True)):  # fmt: skip
         assert msgspec.convert(config, KnobsConfig).of_the_node is of_the_node
 
@@ -267,22 +267,22 @@ def process(node: Node, cgroup: str, pid: int, score: int) -> Path:
     return directory / "oom_score_adj"
 
 
-def peopled(node: Node, seen: Snapshot) -> Snapshot:
+def peopled(node: Node, snapshot_of: Snapshot) -> Snapshot:
     """With the identity that those cgroups have in the temporary tree."""
     cgroups = {
         path: msgspec.structs.replace(sample, id=(node.sys / f"fs/cgroup{path}").stat().st_ino, threads=1)
-        for path, sample in seen.cgroups.items()
+        for path, sample in snapshot_of.cgroups.items()
         if (node.sys / f"fs/cgroup{path}").exists()
     }
-    return msgspec.structs.replace(seen, cgroups={**seen.cgroups, **cgroups})
+    return msgspec.structs.replace(snapshot_of, cgroups={**snapshot_of.cgroups, **cgroups})
 
 
 def test_oom_scores_are_given_in_the_rounds_and_put_back_when_a_pod_or_the_setting_goes(node: Node) -> None:
     web, batch = process(node, "/web", 100, 0), process(node, "/batch", 200, 0)
     priorities = {"web": 50, "batch": -40}
     pods = tuple(
-        msgspec.structs.replace(one, enhancements=Enhancements(oom_priority=priorities[one.name]))
-        for one in node.snapshot.pods
+        msgspec.structs.replace(each, enhancements=Enhancements(oom_priority=priorities[each.name]))
+        for each in node.snapshot.pods
     )
     snapshot = msgspec.structs.replace(node.snapshot, pods=pods)
     knobs = node.knobs({"oomPriority": True})
@@ -295,14 +295,14 @@ def test_oom_scores_are_given_in_the_rounds_and_put_back_when_a_pod_or_the_setti
     blind = msgspec.structs.replace(snapshot, cgroups={})
     assert knobs.run_cycle(blind, LATER) == ((), ()), "an unreadable tree is no reason to put anything back"
     assert batch.read_text() == "940"
-    (kept, back), _ = knobs.run_cycle(msgspec.structs.replace(snapshot, pods=pods[:1]), 2 * LATER)
-    assert (kept.status, back.decision.cgroup, back.after, batch.read_text()) == (
+    (retained, back), _ = knobs.run_cycle(msgspec.structs.replace(snapshot, pods=pods[:1]), 2 * LATER)
+    assert (retained.status, back.decision.cgroup, back.after, batch.read_text()) == (
         OutcomeStatus.UNCHANGED,
         "/batch",
         "0",
         "0",
     )
-    # The next agent is not asked for it any more.
+    # The next agent has the feature disabled.
     assert [(o.decision.cgroup, o.status) for o in node.knobs({}).run_cycle(snapshot, 0)[0]] == [
         ("/web", OutcomeStatus.APPLIED)
     ]

@@ -55,17 +55,17 @@ def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
 
 
 def test_levels_have_weights_limits_and_classes() -> None:
-    seen = snapshot(0, [WEB, BATCH])
+    observed = snapshot(0, [WEB, BATCH])
     config = DiskIoConfig(
         weights={QoSLevel.SHARED: 500, QoSLevel.RECLAIMED: 10}, max={QoSLevel.RECLAIMED: "8:0 wbps=9"}
     )
-    assert [(wish.cgroup, wish.knob.value, wish.value) for wish in io_requests(seen, config)] == [
+    assert [(request.cgroup, request.knob.value, request.value) for request in io_requests(observed, config)] == [
         ("/web", "io.weight", "500"),
         ("/batch", "io.weight", "10"),
         ("/batch", "io.max", "8:0 wbps=9"),
     ]
-    classes = net_class_requests(seen, NetworkQosConfig(class_ids={QoSLevel.RECLAIMED: 65_537}))
-    assert [(wish.cgroup, wish.value) for wish in classes] == [("/batch", "65537")]
+    classes = net_class_requests(observed, NetworkQosConfig(class_ids={QoSLevel.RECLAIMED: 65_537}))
+    assert [(request.cgroup, request.value) for request in classes] == [("/batch", "65537")]
     assert io_config_errors(config) == ()
     assert io_config_errors(DiskIoConfig(max={QoSLevel.SHARED: "sda wbps=1"})) == (
         "max.shared_cores: 'sda' is not the number of a device such as 8:16",
@@ -82,8 +82,8 @@ def test_disks_are_set_by_their_kind() -> None:
         "sda": disk("8:0", "HDD"), "sdb": disk("8:16", "SSD"), "nvme0n1": disk("259:0", "NVME"),
         "sdc": disk("8:32", "SSD", None), "sda1": disk("8:1", ""), "vda": disk("254:0", "VIRTIO"),
     }  # fmt: skip
-    found = [(one.path, one.line, one.device) for one in disk_settings(disks, config, "fs/cgroup")]
-    assert found == [
+    result = [(each.path, each.line, each.device) for each in disk_settings(disks, config, "fs/cgroup")]
+    assert result == [
         ("block/sda/queue/wbt_lat_usec", "75000", ""),
         ("block/sdb/queue/wbt_lat_usec", "2000", ""),
         ("fs/cgroup/io.cost.qos", "8:16 enable=1 rpct=95.00", "8:16"),
@@ -97,25 +97,25 @@ def interface(speed: int | None) -> Interface:
 
 def asks(name: str, mbit: int | None, card: str = "") -> Pod:
     """A pod of two containers, of which the second asks for that much; `card` is what nic_selection_result names."""
-    one = pod(name, QoSLevel.SHARED)
-    other = msgspec.structs.replace(one.containers[0], name="other", cgroup=f"/{name}2", net_bandwidth_mbit=mbit)
+    each = pod(name, QoSLevel.SHARED)
+    other = msgspec.structs.replace(each.containers[0], name="other", cgroup=f"/{name}2", net_bandwidth_mbit=mbit)
     annotations = {NIC_SELECTION_KEY: card} if card else {}
-    return msgspec.structs.replace(one, containers=(*one.containers, other), annotations=annotations)
+    return msgspec.structs.replace(each, containers=(*each.containers, other), annotations=annotations)
 
 
 CARDS = {"eth0": interface(1000), "eth1": interface(25_000), "lo": interface(1000), "tun0": interface(None)}
 
 
-def promised(
-    pods: Sequence[Pod], known: Mapping[str, str] | None = None, cards: Mapping[str, Interface] | None = None
+def allocate(
+    pods: Sequence[Pod], previous: Mapping[str, str] | None = None, cards: Mapping[str, Interface] | None = None
 ) -> NetworkAllocation:
-    found = msgspec.structs.replace(snapshot(0, pods), node=NodeSample(interfaces=CARDS if cards is None else cards))
-    return allocate_bandwidth(found, NetworkQosConfig(reserved_mbit=50), known or {})
+    result = msgspec.structs.replace(snapshot(0, pods), node=NodeSample(interfaces=CARDS if cards is None else cards))
+    return allocate_bandwidth(result, NetworkQosConfig(reserved_mbit=50), previous or {})
 
 
 def test_a_card_promises_less_than_its_speed() -> None:
-    found = {**CARDS, "eth2": msgspec.structs.replace(interface(1000), bonded=True)}
-    eth0, eth1 = usable_cards(found, NetworkQosConfig(reserved_mbit=50))
+    result = {**CARDS, "eth2": msgspec.structs.replace(interface(1000), bonded=True)}
+    eth0, eth1 = usable_cards(result, NetworkQosConfig(reserved_mbit=50))
     assert (eth0.egress_capacity, eth0.ingress_capacity) == (890, 850)
     eth1 = msgspec.structs.replace(eth1, allocated_mbit=22_400)
     assert (eth1.egress_capacity, eth1.capacity, eth1.free) == (23_450, 22_450, 50)
@@ -125,41 +125,39 @@ def test_a_card_promises_less_than_its_speed() -> None:
     assert verdict.text == "No card has 851 Mbit/s left both ways: eth0 850 of 850, eth1 50 of 22450."
 
 
-def test_pods_are_promised_cards_until_none_can_hold_one() -> None:
+def test_pods_get_cards_until_no_card_can_hold_the_request() -> None:
     pods = [asks("a", 22_000), asks("b", 800), asks("c", 451), asks("d", 450), asks("idle", None)]
-    found = promised(pods)
-    assert [(card.name, card.allocated_mbit, dict(card.pods)) for card in found.cards] == [
+    result = allocate(pods)
+    assert [(card.name, card.promised, dict(card.pods)) for card in result.cards] == [
         ("eth0", 800, {"default/b": 800}),
         ("eth1", 22_450, {"default/a": 22_000, "default/d": 450}),
     ]
-    assert {key: (one.rule, one.threshold, one.text) for key, one in found.rejected.items()} == {
+    assert {key: (each.rule, each.threshold, each.text) for key, each in result.rejected.items()} == {
         "default/c": ("no_bandwidth", 451, "No card has 451 Mbit/s left both ways: eth0 50 of 850, eth1 450 of 22450.")
     }
-    assert found.chosen == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
+    assert result.card_by_pod == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
 
 
-def test_a_newcomer_takes_nothing_from_who_has_a_card_and_a_named_card_is_the_only_one() -> None:
-    before = promised([asks("a", 800), asks("b", 22_000)])
-    assert (before.chosen, list(before.rejected)) == ({"default/a": "eth1"}, ["default/b"])
-    known = {"default/a": "eth0", "default/b": "eth1"}
-    after = promised([asks("new", 800), asks("a", 800), asks("b", 22_000)], known)
-    assert (after.chosen, list(after.rejected)) == (known, ["default/new"])
-    named = promised([asks("a", 900, "eth0"), asks("b", 100, "eth7"), asks("c", 850, "eth0")], {"default/a": "eth1"})
-    assert named.chosen == {"default/c": "eth0"}
-    assert {key: one.text for key, one in named.rejected.items()} == {
+def test_a_new_pod_displaces_no_other_and_a_named_card_is_the_only_candidate() -> None:
+    before = allocate([asks("a", 800), asks("b", 22_000)])
+    assert (before.card_by_pod, list(before.rejected)) == ({"default/a": "eth1"}, ["default/b"])
+    previous = {"default/a": "eth0", "default/b": "eth1"}
+    after = allocate([asks("new", 800), asks("a", 800), asks("b", 22_000)], previous)
+    assert (after.card_by_pod, list(after.rejected)) == (previous, ["default/new"])
+    named = allocate([asks("a", 900, "eth0"), asks("b", 100, "eth7"), asks("c", 850, "eth0")], {"default/a": "eth1"})
+    assert named.card_by_pod == {"default/c": "eth0"}
+    assert {key: each.text for key, each in named.rejected.items()} == {
         "default/a": "No card has 900 Mbit/s left both ways: eth0 850 of 850.",
         "default/b": "nic_selection_result names eth7, which is no card of known speed here; there is eth0, eth1.",
     }
 
 
 def test_cards_that_cannot_be_seen_take_no_promise_away_and_make_none() -> None:
-    unseen = promised([asks("a", 800), asks("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
-    assert (unseen.cards, unseen.chosen) == ((), {"default/a": "eth0"})
-    assert {key: one.rule for key, one in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
-    slow = promised([asks("a", 800)], {"default/a": "eth0"}, {"eth0": interface(None)})
-    assert (
-        slow.rejected["default/a"].text == "800 Mbit/s are asked for, and the speed of no network card is known here."
-    )
+    unseen = allocate([asks("a", 800), asks("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
+    assert (unseen.cards, unseen.card_by_pod) == ((), {"default/a": "eth0"})
+    assert {key: each.rule for key, each in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
+    slow = allocate([asks("a", 800)], {"default/a": "eth0"}, {"eth0": interface(None)})
+    assert slow.rejected["default/a"].text == "The pod requests 800 Mbit/s, and the speed of no network card is known."
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "eth0", "eth1", "eth7"])), max_size=12))
@@ -167,19 +165,22 @@ def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(
     knob_requests: list[tuple[int, str]],
 ) -> None:
     pods = [asks(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(knob_requests)]
-    found = promised(pods)
-    for card in found.cards:
-        assert card.allocated_mbit == sum(card.pods.values()) <= card.capacity
-    wanted = {one.key for one, (mbit, _) in zip(pods, knob_requests, strict=True) if mbit}
-    assert (found.chosen.keys() | found.rejected.keys(), found.chosen.keys() & found.rejected.keys()) == (wanted, set())
-    assert promised(pods, found.chosen).chosen.items() >= found.chosen.items()
+    result = allocate(pods)
+    for card in result.cards:
+        assert card.promised == sum(card.pods.values()) <= card.capacity
+    requested_groups = {each.key for each, (mbit, _) in zip(pods, knob_requests, strict=True) if mbit}
+    assert (result.card_by_pod.keys() | result.rejected.keys(), result.card_by_pod.keys() & result.rejected.keys()) == (
+        requested_groups,
+        set(),
+    )
+    assert allocate(pods, result.card_by_pod).card_by_pod.items() >= result.card_by_pod.items()
 
 
 # --- caches
 
 
 @pytest.mark.parametrize(
-    ("whole", "start", "end", "expected"),
+    ("full_mask", "start", "end", "expected"),
     [
         (0x7FF, 0, 30, 0xF),
         (0xFFFFF, 0, 30, 0x3F),
@@ -189,14 +190,14 @@ def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(
         (0xF, 0, 1, 0x1),
     ],
 )
-def test_masks_are_koordinator_s(whole: int, start: float, end: float, expected: int) -> None:
-    assert l3_mask(whole, ResctrlLevel(cat_start_percent=start, cat_end_percent=end)) == expected
+def test_masks_are_koordinator_s(full_mask: int, start: float, end: float, expected: int) -> None:
+    assert l3_mask(full_mask, ResctrlLevel(cat_start_percent=start, cat_end_percent=end)) == expected
 
 
-@pytest.mark.parametrize(("whole", "start", "end"), [(0xF0, 0, 100), (0, 0, 100), (0xF, 50, 50), (0xF, 80, 100)])
-def test_a_mask_of_nothing_is_refused(whole: int, start: float, end: float) -> None:
-    with pytest.raises(ValueError, match=r"mask|no way"):
-        l3_mask(whole, ResctrlLevel(cat_start_percent=start, cat_end_percent=end))
+@pytest.mark.parametrize(("full_mask", "start", "end"), [(0xF0, 0, 100), (0, 0, 100), (0xF, 50, 50), (0xF, 80, 100)])
+def test_a_mask_of_nothing_is_refused(full_mask: int, start: float, end: float) -> None:
+    with pytest.raises(ValueError, match=r"mask|no (cache )?way"):
+        l3_mask(full_mask, ResctrlLevel(cat_start_percent=start, cat_end_percent=end))
 
 
 def test_bandwidth_is_in_the_unit_of_the_machine() -> None:
@@ -210,8 +211,8 @@ INTEL = "    L3:0=7ff;1=7ff\n    MB:0=100;1=100\n"
 def test_every_level_has_a_line_for_each_resource() -> None:
     caches = parse_schemata(INTEL)
     assert caches == CacheCapacity(l3={0: 0x7FF, 1: 0x7FF}, mb={0: 100, 1: 100})
-    made = {group.name: group.schemata for group in build_resctrl_groups(caches, ResctrlConfig().levels)}
-    assert made == {
+    resctrl_root = {group.name: group.schemata for group in build_resctrl_groups(caches, ResctrlConfig().levels)}
+    assert resctrl_root == {
         "dioptase-dedicated_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
         "dioptase-shared_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
         "dioptase-reclaimed_cores": "L3:0=f;1=f\nMB:0=100;1=100\n",
@@ -230,7 +231,7 @@ class Groups(ResctrlWriter):
         super().remove(directory)
 
 
-def made(root: Path, *names: str) -> Groups:
+def resctrl_root(root: Path, *names: str) -> Groups:
     for name in names:
         (root / name).mkdir()
         (root / name / "schemata").write_text(INTEL)
@@ -240,16 +241,16 @@ def made(root: Path, *names: str) -> Groups:
 
 
 def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path) -> None:
-    ours = made(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "theirs")
-    wanted = build_resctrl_groups(ours.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
-    (dry,) = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]}, dry=True)
+    groups = resctrl_root(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "theirs")
+    requested_groups = build_resctrl_groups(groups.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
+    (dry,) = groups.apply(requested_groups, {"dioptase-reclaimed_cores": [77]}, dry=True)
     group = tmp_path / "dioptase-reclaimed_cores"
     assert (dry.status, (group / "tasks").read_text(), (tmp_path / "dioptase-old").exists()) == (
         OutcomeStatus.DRY_RUN,
         "",
         True,
     )
-    made_now, removed = ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})
+    made_now, removed = groups.apply(requested_groups, {"dioptase-reclaimed_cores": [77]})
     assert (made_now.status, made_now.before, made_now.after) == (
         OutcomeStatus.APPLIED, "L3:0=7ff;1=7ff MB:0=100;1=100", "L3:0=f;1=f MB:0=100;1=100",
     )  # fmt: skip
@@ -259,10 +260,12 @@ def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path)
     assert (group / "schemata").read_text().startswith("L3:0=f;1=f\n")
     assert (group / "tasks").read_text() == "77\n"
     inode = (group / "schemata").stat().st_mtime_ns
-    assert [one.status for one in ours.apply(wanted, {"dioptase-reclaimed_cores": [77]})] == [OutcomeStatus.UNCHANGED]
+    assert [each.status for each in groups.apply(requested_groups, {"dioptase-reclaimed_cores": [77]})] == [
+        OutcomeStatus.UNCHANGED
+    ]
     assert (group / "schemata").stat().st_mtime_ns == inode, "what is right is not written again"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dioptase-reclaimed_cores", "schemata", "theirs"]
-    assert [one.decision.cgroup for one in ours.restore()] == [str(group)]
+    assert [each.decision.cgroup for each in groups.restore()] == [str(group)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["schemata", "theirs"]
 
 
@@ -328,7 +331,7 @@ def test_one_device_s_line_of_many(sysfs: Path) -> None:
     )
 
 
-def test_what_somebody_else_has_set_meanwhile_is_theirs(sysfs: Path) -> None:
+def test_an_external_value_is_left_as_it_is(sysfs: Path) -> None:
     files = node_files(sysfs)
     files.apply([setting(WBT, "2000")])
     (sysfs / WBT).write_text("5000\n")

@@ -47,14 +47,16 @@ def test_levels_keep_their_distance() -> None:
 
 def test_every_listed_container_that_is_there_is_decided_on() -> None:
     web = msgspec.structs.replace(pod("web", QoSLevel.SHARED), enhancements=Enhancements(oom_priority=300))
-    seen = snapshot(0, [web, pod("late", QoSLevel.RECLAIMED)])
-    seen = msgspec.structs.replace(seen, cgroups={path: one for path, one in seen.cgroups.items() if path != "/late"})
-    (decision,) = decide_oom_scores(seen)
+    observed = snapshot(0, [web, pod("late", QoSLevel.RECLAIMED)])
+    observed = msgspec.structs.replace(
+        observed, cgroups={path: sample for path, sample in observed.cgroups.items() if path != "/late"}
+    )
+    (decision,) = decide_oom_scores(observed)
     assert (decision.cgroup, decision.pod, decision.knob, decision.value) == (
         "/web", "default/web", Knob.OOM_SCORE_ADJ, "-1000",
     )  # fmt: skip
     assert decision.reason.text == (
-        "Processes of shared_cores with oom_priority 300 have -1000: the OOM killer never takes them."
+        "oom_score_adj of shared_cores with oom_priority 300 is -1000: the OOM killer never takes them."
     )
 
 
@@ -120,7 +122,7 @@ def test_every_process_has_its_own_original_back_and_a_child_its_parents(machine
     machine.start(13, 1000, parent=999)  # its parent has ended
     assert [o.status for o in scores.apply([machine.decision(1000)])] == [OutcomeStatus.UNCHANGED]
     assert (machine.state / FILE_NAME).read_bytes() == journal, "no wait for the disk for every child"
-    machine.start(14, 300)  # somebody was let in from outside
+    machine.start(14, 300)  # a process that joined from outside
     assert [o.before for o in scores.apply([machine.decision(1000)])] == ["300 1000"]
     # Another process, after the first was killed.
     (back,) = machine.opened().restore()
@@ -149,7 +151,7 @@ def test_another_priority_is_no_original(machine: Machine) -> None:
     assert machine.scores(10) == [0]
 
 
-def test_what_somebody_else_has_set_and_who_has_another_s_number_is_left_alone(machine: Machine) -> None:
+def test_an_external_score_and_a_reused_pid_are_left_alone(machine: Machine) -> None:
     for pid in (10, 11, 12):
         machine.start(pid, 0)
     scores = machine.opened()
@@ -188,7 +190,7 @@ def test_nothing_is_written_that_cannot_be_journalled(machine: Machine) -> None:
 
 
 class Unprivileged(ProcessTable):
-    """As the kernel has it: nobody goes below what a privileged process has set last."""
+    """Like the kernel: without privileges no score goes below the one that a privileged process set last."""
 
     def write(self, pid: int, start: int, score: int) -> bool:
         if score < 0:

@@ -251,7 +251,7 @@ def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path, mode: 
     open_originals(state, BOOT).close()
 
 
-def test_somebody_else_s_directory_is_not_trusted(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_not_trusted(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
     state = tmp_path / "state"

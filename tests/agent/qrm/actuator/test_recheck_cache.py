@@ -24,20 +24,20 @@ S = 1_000_000_000
 
 
 class Counted(KnobWriter):
-    """Remembers which knobs were read."""
+    """Records which knobs were read."""
 
     looked: list[tuple[str, Knob]]
 
-    def look(
+    def read_with_context(
         self,
         cgroup: str,
         cgroup_id: int,
         knob: Knob,
         directory_id: int | None = None,
-        known: Mapping[str, str] | None = None,
+        unchanged: Mapping[str, str] | None = None,
     ) -> KnobReading:
         self.looked.append((cgroup, knob))
-        return super().look(cgroup, cgroup_id, knob, directory_id, known)
+        return super().read_with_context(cgroup, cgroup_id, knob, directory_id, unchanged)
 
 
 class Node:
@@ -52,10 +52,10 @@ class Node:
         self.originals: OriginalsJournal = open_originals(root / "state", "boot")
         self.actuator = Actuator(self.files, self.originals, ActMode.ON)
 
-    def round(self, at_s: float, wanted: Mapping[tuple[str, Knob], str]) -> list[Outcome]:
+    def round(self, at_s: float, requests: Mapping[tuple[str, Knob], str]) -> list[Outcome]:
         """What comes of a round; what it read is in `looked`."""
         self.files.looked.clear()
-        decisions: list[Decision] = [self.tree.decision(path, knob, value) for (path, knob), value in wanted.items()]
+        decisions: list[Decision] = [self.tree.decision(path, knob, value) for (path, knob), value in requests.items()]
         return list(self.actuator.apply(decisions, int(at_s * S)))
 
     def close(self) -> None:
@@ -65,12 +65,12 @@ class Node:
 
 @pytest.fixture(params=["v1", "v2"])
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path, request.param, "/batch", "/batch/inner", "/other")
-    yield made
-    made.close()
+    instance = Node(tmp_path, request.param, "/batch", "/batch/inner", "/other")
+    yield instance
+    instance.close()
 
 
-WANTED = {
+REQUESTS = {
     ("/batch", Knob.QUOTA): "50000",
     ("/batch", Knob.IDLE): "1",
     ("/other", Knob.CPUSET): "1-2",
@@ -80,15 +80,15 @@ WANTED = {
 
 def settle(node: Node) -> None:
     """Rounds until every knob has been looked at for the second time."""
-    node.round(0, WANTED)
-    node.round(RECHECK_NS / S, WANTED)
+    node.round(0, REQUESTS)
+    node.round(RECHECK_NS / S, REQUESTS)
 
 
 def test_what_is_decided_as_before_is_not_read(node: Node) -> None:
-    first = node.round(0, WANTED)
+    first = node.round(0, REQUESTS)
     assert {outcome.status for outcome in first} == {OutcomeStatus.APPLIED}
     settle(node)
-    again = node.round(RECHECK_NS / S + 1, WANTED)
+    again = node.round(RECHECK_NS / S + 1, REQUESTS)
     assert node.files.looked == []
     assert [(o.status, o.decision, o.after, o.clamped_from) for o in again] == [
         (OutcomeStatus.UNCHANGED, o.decision, o.after, o.clamped_from) for o in first
@@ -99,10 +99,10 @@ def test_what_is_decided_as_before_is_not_read(node: Node) -> None:
 
 def test_everything_is_read_again_within_five_seconds_of_rounds_a_second_apart(node: Node) -> None:
     settle(node)
-    last = dict.fromkeys(WANTED, 4.0)
+    last = dict.fromkeys(REQUESTS, 4.0)
     for at_s in range(5, 40):
-        node.round(at_s, WANTED)
-        for key in WANTED:
+        node.round(at_s, REQUESTS)
+        for key in REQUESTS:
             if key in node.files.looked:
                 last[key] = at_s
             assert at_s - last[key] < 5, key
@@ -111,8 +111,8 @@ def test_everything_is_read_again_within_five_seconds_of_rounds_a_second_apart(n
 def test_without_the_time_everything_is_read_in_every_round(node: Node) -> None:
     for _ in range(3):
         node.files.looked.clear()
-        node.actuator.apply([node.tree.decision(path, knob, value) for (path, knob), value in WANTED.items()])
-        assert set(WANTED) <= set(node.files.looked)
+        node.actuator.apply([node.tree.decision(path, knob, value) for (path, knob), value in REQUESTS.items()])
+        assert set(REQUESTS) <= set(node.files.looked)
 
 
 @pytest.mark.parametrize(
@@ -126,17 +126,17 @@ def test_without_the_time_everything_is_read_in_every_round(node: Node) -> None:
 def test_a_new_value_is_looked_at_alone(node: Node, changed: tuple[str, Knob], read: set[tuple[str, Knob]]) -> None:
     settle(node)
     values = {Knob.QUOTA: "40000", Knob.IO_WEIGHT: "7", Knob.IDLE: "0"}
-    node.round(4.1, {**WANTED, changed: values[changed[1]]})
-    assert set(node.files.looked) & set(WANTED) == read
+    node.round(4.1, {**REQUESTS, changed: values[changed[1]]})
+    assert set(node.files.looked) & set(REQUESTS) == read
 
 
 def test_what_depends_on_a_new_value_is_looked_at_with_it(node: Node) -> None:
-    wanted = {("/batch", Knob.CPUSET): "0-3", ("/batch/inner", Knob.CPUSET): "0-3", ("/batch", Knob.BURST): "100"}
-    node.round(0, wanted)
-    node.round(4, wanted)
-    inner = node.round(4.1, {**wanted, ("/batch", Knob.CPUSET): "2"})[1]
+    requests = {("/batch", Knob.CPUSET): "0-3", ("/batch/inner", Knob.CPUSET): "0-3", ("/batch", Knob.BURST): "100"}
+    node.round(0, requests)
+    node.round(4, requests)
+    inner = node.round(4.1, {**requests, ("/batch", Knob.CPUSET): "2"})[1]
     assert (inner.after, inner.clamped_from) == ("2", "0-3"), "what lies inside is cut to the new CPUs at once"
-    node.round(4.2, {**wanted, ("/batch", Knob.QUOTA): "90000"})
+    node.round(4.2, {**requests, ("/batch", Knob.QUOTA): "90000"})
     assert ("/batch", Knob.BURST) in node.files.looked
 
 
@@ -148,22 +148,24 @@ def drift(node: Node) -> None:
 def test_drift_is_repaired_and_counted(node: Node) -> None:
     settle(node)
     drift(node)
-    found = [outcome for second in (1, 2, 3, 4) for outcome in node.round(4 + second, WANTED)]
-    assert [o.decision.knob for o in found if o.status is OutcomeStatus.APPLIED] == [Knob.QUOTA]
-    (repaired,) = (o for o in found if o.repaired)
+    outcomes = [outcome for second in (1, 2, 3, 4) for outcome in node.round(4 + second, REQUESTS)]
+    assert [o.decision.knob for o in outcomes if o.status is OutcomeStatus.APPLIED] == [Knob.QUOTA]
+    (repaired,) = (o for o in outcomes if o.repaired)
     assert (repaired.before, repaired.after) == ("80000 100000", "50000 100000")
 
 
 def test_a_new_wish_is_no_drift(node: Node) -> None:
     settle(node)
-    found = node.round(5, {**WANTED, ("/batch", Knob.QUOTA): "20000"})
-    assert [(o.status, o.repaired) for o in found if o.decision.knob is Knob.QUOTA] == [(OutcomeStatus.APPLIED, False)]
+    outcomes = node.round(5, {**REQUESTS, ("/batch", Knob.QUOTA): "20000"})
+    assert [(o.status, o.repaired) for o in outcomes if o.decision.knob is Knob.QUOTA] == [
+        (OutcomeStatus.APPLIED, False)
+    ]
 
 
 def test_refusals_are_tried_again_in_every_round(node: Node) -> None:
-    wanted = {("/batch", Knob.CPUSET): "7"}
+    requests = {("/batch", Knob.CPUSET): "7"}
     for at_s in range(3):
-        (outcome,) = node.round(at_s, wanted)
+        (outcome,) = node.round(at_s, requests)
         assert outcome.status is OutcomeStatus.REFUSED
         assert node.files.looked == [("/batch", Knob.CPUSET)]
 
@@ -172,7 +174,7 @@ def test_a_successor_on_the_path_is_looked_at(node: Node) -> None:
     settle(node)
     node.tree.remove("/other")
     node.tree.make("/other")
-    outcome = node.round(4.1, WANTED)[2]
+    outcome = node.round(4.1, REQUESTS)[2]
     assert (outcome.status, outcome.before) == (
         OutcomeStatus.APPLIED,
         "" if node.tree.hierarchy.mode == "v2" else "0-3",
@@ -180,9 +182,9 @@ def test_a_successor_on_the_path_is_looked_at(node: Node) -> None:
 
 
 def test_what_is_done_once_is_never_remembered(node: Node) -> None:
-    wanted = {("/batch", Knob.DROP_CACHE): "4096", ("/batch", Knob.QUOTA): "50000"}
+    requests = {("/batch", Knob.DROP_CACHE): "4096", ("/batch", Knob.QUOTA): "50000"}
     for at_s in range(3):
-        drop, _ = node.round(at_s, wanted)
+        drop, _ = node.round(at_s, requests)
         assert (drop.status, drop.error) == (OutcomeStatus.UNCHANGED, IN_PROGRESS)
 
 
@@ -208,21 +210,21 @@ VALUES = {
 @example([("/batch", Knob.SWAP_MAX, 2), ("/batch", Knob.MEMORY_MAX, 1), ("/batch", Knob.MEMORY_MAX, 0)], "v1")
 @example([("/batch/inner", Knob.MEMORY_MAX, value) for value in (1, 0, 1)], "v1")
 def test_what_is_remembered_changes_nothing_that_is_written(changes: list[tuple[str, Knob, int]], mode: str) -> None:
-    """Two nodes, one of which is told the time: within the time of a recheck they come to the same."""
-    wanted = {(path, knob): VALUES[knob][0] for path in PATHS for knob in KNOBS}
+    """Two actuators, one of which gets the time: within the recheck interval both write the same."""
+    requests = {(path, knob): VALUES[knob][0] for path in PATHS for knob in KNOBS}
     with TemporaryDirectory() as directory:
         timed, plain = (Node(Path(directory) / name, mode, *PATHS) for name in ("timed", "plain"))
         for number, (path, knob, value) in enumerate([changes[0], *changes, changes[-1], changes[-1]]):
-            wanted[path, knob] = VALUES[knob][value]
-            found = timed.round(number * 0.001, wanted)
-            assert not [o for o in found if o.repaired], "nobody else wrote anything"
-            plain.actuator.apply([plain.tree.decision(*key, value) for key, value in wanted.items()])
+            requests[path, knob] = VALUES[knob][value]
+            outcomes = timed.round(number * 0.001, requests)
+            assert not [o for o in outcomes if o.repaired], "there was no external write"
+            plain.actuator.apply([plain.tree.decision(*key, value) for key, value in requests.items()])
         assert [timed.tree.texts(path) for path in PATHS] == [plain.tree.texts(path) for path in PATHS]
         timed.close()
         plain.close()
 
 
-def test_cgroups_are_asked_for_their_knobs_now_and_then(node: Node) -> None:
+def test_available_knobs_are_probed_again_periodically(node: Node) -> None:
     idle = node.tree.file("/other", "cpu.idle")
     idle.unlink()
     lacking = [

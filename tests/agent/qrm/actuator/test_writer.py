@@ -84,8 +84,8 @@ def test_defaults_read_alike_on_both_versions(tmp_path: Path, mode: str) -> None
     v1 = {Knob.CPUSET: "0-3", Knob.MEMS: "0-1", Knob.NET_CLASS: "0"}
     v2 = {Knob.CPUSET: "", Knob.MEMS: "", Knob.MEMORY_HIGH: "max", Knob.MEMORY_LOW: "0", Knob.MEMORY_MIN: "0"}
     assert read == {**common, **(v2 if mode == "v2" else v1)}
-    assert (files.ceiling("/batch"), files.cpu_count()) == ((0, 1, 2, 3), 4)
-    assert files.ceiling("/batch", Knob.MEMS) == (0, 1)
+    assert (files.allowed_above("/batch"), files.cpu_count()) == ((0, 1, 2, 3), 4)
+    assert files.allowed_above("/batch", Knob.MEMS) == (0, 1)
     files.close()
 
 
@@ -111,11 +111,11 @@ def test_a_directory_of_another_controller_has_an_identity_too(tmp_path: Path) -
     tree = Tree(tmp_path, "v1")
     cgroup_id = tree.make("/batch")
     files = KnobWriter(tree.hierarchy)
-    seen = files.read_raw("/batch", cgroup_id, Knob.CPUSET)
-    assert seen.directory_id == (tmp_path / "cpuset/batch").stat().st_ino != cgroup_id
-    assert files.read_raw("/batch", cgroup_id, Knob.CPUSET, seen.directory_id) == seen
+    raw = files.read_raw("/batch", cgroup_id, Knob.CPUSET)
+    assert raw.directory_id == (tmp_path / "cpuset/batch").stat().st_ino != cgroup_id
+    assert files.read_raw("/batch", cgroup_id, Knob.CPUSET, raw.directory_id) == raw
     with pytest.raises(Vanished):
-        files.read_raw("/batch", cgroup_id, Knob.CPUSET, seen.directory_id + 1)
+        files.read_raw("/batch", cgroup_id, Knob.CPUSET, raw.directory_id + 1)
     files.close()
 
 
@@ -154,7 +154,7 @@ def test_without_a_cpuset_controller_the_knob_is_unavailable(tmp_path: Path) -> 
     del tree.hierarchy.v1["cpuset"]
     files = KnobWriter(tree.hierarchy)
     assert not files.available(Knob.CPUSET, "/batch")
-    assert files.ceiling("/batch") is None
+    assert files.allowed_above("/batch") is None
     assert files.cpu_count() == os.cpu_count()
     with pytest.raises(Unavailable, match="no cpuset controller"):
         files.read("/batch", cgroup_id, Knob.CPUSET)
@@ -217,12 +217,12 @@ def test_descriptors_are_bounded_and_given_back(tmp_path: Path) -> None:
     assert _descriptors() == before
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(tmp_path: Path, *, kept: bool) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(tmp_path: Path, *, cached: bool) -> None:
     tree = Tree(tmp_path, "v2")
     cgroup_id = tree.make("/batch")
     files = KnobWriter(tree.hierarchy)
-    if kept:
+    if cached:
         files.read("/batch", cgroup_id, Knob.WEIGHT)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.open("/", os.O_RDONLY)

@@ -45,16 +45,16 @@ def pod(
     **fields: object,
 ) -> Pod:
     """A pod with one container, whose cgroup is its name."""
-    asked = {"reclaimed_cpu_cores": cores} if qos is QoSLevel.RECLAIMED else {"cpu_request_cores": cores}
-    made = Pod(
+    requests = {"reclaimed_cpu_cores": cores} if qos is QoSLevel.RECLAIMED else {"cpu_request_cores": cores}
+    new_pod = Pod(
         uid=f"u-{name}",
         namespace="default",
         name=name,
         qos=qos,
-        containers=(msgspec.structs.replace(Container(name="c", cgroup=f"/{name}"), **asked),),
+        containers=(msgspec.structs.replace(Container(name="c", cgroup=f"/{name}"), **requests),),
         enhancements=wants or Enhancements(),
     )
-    return msgspec.structs.replace(made, **fields)
+    return msgspec.structs.replace(new_pod, **fields)
 
 
 def bound(name: str, cores: float, **wants: object) -> Pod:
@@ -109,9 +109,9 @@ def machines(draw: st.DrawFn) -> Topology:
     )
     threads = draw(st.sampled_from([1, 2]))
     cores = draw(st.integers(1, max(256 // (sockets * nodes * caches * threads), 1)))
-    whole = machine(sockets, nodes, caches, min(cores, 16), threads)
-    offline = draw(st.sets(st.sampled_from(whole.ids), max_size=len(whole.ids) // 4))
-    return Topology(cpus=tuple(cpu for cpu in whole.cpus if cpu.id not in offline))
+    all_cpus = machine(sockets, nodes, caches, min(cores, 16), threads)
+    offline = draw(st.sets(st.sampled_from(all_cpus.ids), max_size=len(all_cpus.ids) // 4))
+    return Topology(cpus=tuple(cpu for cpu in all_cpus.cpus if cpu.id not in offline))
 
 
 CORES = st.sampled_from([None, 0.1, 0.5, 1.0, 2.0, 3.0, 7.5, 8.0, 30.0])
@@ -134,11 +134,11 @@ def some_pods(draw: st.DrawFn) -> tuple[Pod, ...]:
             numa_ids=draw(st.sampled_from([None, None, None, (0,), (1,), (0, 1)])),
             cpuset_pool=draw(st.sampled_from(["", "", "batch", "flink", "reserve", "share-NUMA1", "dedicated-x"])),
         )
-        made = pod(f"p{number}", qos, draw(CORES), wants)
+        new_pod = pod(f"p{number}", qos, draw(CORES), wants)
         if draw(st.booleans()):
-            extra = Container(name="s", cgroup=f"/{made.name}-s", sidecar=draw(st.booleans()), cpu_request_cores=1.0)
-            made = msgspec.structs.replace(made, containers=(*made.containers, extra))
-        result.append(made)
+            extra = Container(name="s", cgroup=f"/{new_pod.name}-s", sidecar=draw(st.booleans()), cpu_request_cores=1.0)
+            new_pod = msgspec.structs.replace(new_pod, containers=(*new_pod.containers, extra))
+        result.append(new_pod)
     return tuple(result)
 
 

@@ -25,8 +25,8 @@ def named(name: str, cores: float) -> Pod:
     return pod(name, cores=cores, wants=Enhancements(cpuset_pool="batch"))
 
 
-def offline(topology: Topology, *gone: int) -> Topology:
-    return Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in gone))
+def offline(topology: Topology, *offline_cpus: int) -> Topology:
+    return Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in offline_cpus))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_tutorials_share_pool_grows_from_six_to_eight_and_keeps_its_six() ->
     second, _ = run((size("share", 8), size("reclaim", 40)), pods, BIG, state)
     assert cpus(second) == {"/web": "0-3,24-27", "/batch": "4-23,28-47"}
     assert second.mems == {"/web": (0, 1), "/batch": (0, 1)}
-    assert second.reasons["/web"].text == "It runs on the CPUs of pool share: 0-3,24-27."
+    assert second.reasons["/web"].text == "The container runs on the CPUs of pool share: 0-3,24-27."
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_tutorials_share_pool_grows_from_six_to_eight_and_keeps_its_six() ->
         ({"interrupt_cpu_list": "0-47"}, None, "0,24"),
     ],
 )
-def test_reserved_and_interrupt_cpus_are_nobody_elses(
+def test_reserved_and_interrupt_cpus_are_assigned_to_no_pool(
     config: dict[str, object], reserve: str | None, share: str
 ) -> None:
     pods = (pod("web", cores=2.0), pod("agent", QoSLevel.SYSTEM))
@@ -134,7 +134,7 @@ def test_system_pods_have_the_node_where_nothing_is_reserved_and_named_ones_thei
         # Requests rounded up; the rest to reclaim.
         ((pod("a", cores=1.2), pod("b", cores=0.5)), {}, {"share": 2, "reclaim": 6}),
         ((pod("a", cores=2.0), named("b", 3.0)), {}, {"share": 2, "batch": 3, "reclaim": 3}),
-        # Nothing asked for is assumed.
+        # A pod without a request counts as configured.
         ((pod("a"),), {}, {"share": 4, "reclaim": 4}),
         # 30 of 8 minus reclaim's 2: in proportion.
         ((pod("a", cores=10.0), named("b", 20.0)), {}, {"share": 2, "batch": 4, "reclaim": 2}),
@@ -152,7 +152,7 @@ def test_own_sizes_of_bound_pools_are_twice_the_requests_on_their_node() -> None
     assert pools(placement) == {"share-NUMA0": "0-2", "share": "8-9", "reclaim": "3-7,10-15", "fallback": "0-2,8-9"}
 
 
-def test_a_pool_that_nobody_sized_gets_its_requests_beside_those_that_were() -> None:
+def test_a_pool_without_a_size_gets_its_requests() -> None:
     pods = (pod("a", cores=2.0), named("b", 1.0))
     placement, _ = run((size("share", 4), size("reclaim", 3)), pods, EIGHT)
     assert counts(placement) == {"share": 4, "batch": 1, "reclaim": 3, "fallback": 5}
@@ -171,8 +171,8 @@ def test_a_pool_that_nobody_sized_gets_its_requests_beside_those_that_were() -> 
     ],
 )
 def test_too_few_cpus(cpu_count: int, sizes: dict[str, int], expected: dict[str, str]) -> None:
-    wanted = tuple(size(name, count) for name, count in sizes.items())
-    placement, _ = run(wanted, (), machine(1, 1, 1, cpu_count, 1))
+    pool_sizes = tuple(size(name, count) for name, count in sizes.items())
+    placement, _ = run(pool_sizes, (), machine(1, 1, 1, cpu_count, 1))
     assert {name: held for name, held in pools(placement).items() if name != "fallback"} == expected
 
 
@@ -208,7 +208,9 @@ def test_dedicated_has_whole_cores_for_itself_and_sidecars_follow() -> None:
     assert placement.mems["/db"] == placement.mems["/db-proxy"] == (0,)
     assert state.machine_state[0].allocated_cpuset == "0-2,24-26"
     assert state.machine_state[0].default_cpuset == "3-11,27-35"
-    assert placement.reasons["/db"].text.startswith("default/db asked for 6 CPUs and has 6 of NUMA node 0 for itself;")
+    assert placement.reasons["/db"].text.startswith(
+        "default/db requests 6 CPUs and has 6 exclusive CPUs of NUMA node 0;"
+    )
 
 
 @pytest.mark.parametrize(("hint", "nodes"), [("spreading", "0 1 0 1"), ("packing", "0 0 0 1")])
@@ -241,7 +243,7 @@ def test_a_dedicated_pod_keeps_its_size_when_its_request_changes_in_place() -> N
     assert placement.rejected == {}
 
 
-def test_a_dedicated_pods_lost_cpu_is_replaced_near_by_and_comes_back_to_whoever_needs_it() -> None:
+def test_a_lost_cpu_of_a_dedicated_pod_is_replaced_near_by() -> None:
     pods = (dedicated("db", 3.0), pod("web", cores=4.0))
     first, state = run((), pods, TWO)
     assert cpus(first)["/db"] == "0-2"
@@ -260,7 +262,7 @@ def test_a_dedicated_pod_with_too_few_cpus_left_keeps_those_and_says_so() -> Non
     placement, state = run((), pods, offline(TWO, 1, 2), state)
     assert cpus(placement) == {"/db": "0,3", "/other": "4-7"}
     assert placement.reasons["/db"].rule == "dedicated_short"
-    assert "asked for 4 CPUs and has 2 of NUMA node 0" in placement.reasons["/db"].text
+    assert "requests 4 CPUs and has 2 exclusive CPUs of NUMA node 0" in placement.reasons["/db"].text
     back, _ = run((), pods, TWO, state)
     assert cpus(back) == {"/db": "0-3", "/other": "4-7"}
 
@@ -268,7 +270,7 @@ def test_a_dedicated_pod_with_too_few_cpus_left_keeps_those_and_says_so() -> Non
 @pytest.mark.parametrize(
     "name", ["reclaim", "reserve", "interrupt", "fallback", "dedicated", "isolation-x", "system-x", "dedicated-x"]
 )
-def test_names_of_pools_that_nobody_may_choose(name: str) -> None:
+def test_pool_names_that_pods_may_not_choose(name: str) -> None:
     placement, _ = run((), (pod("web", cores=2.0, wants=Enhancements(cpuset_pool=name)),), EIGHT)
     assert pools(placement) == {"share": "0-1", "fallback": "0-1", "reclaim": "2-7"}
 
@@ -282,7 +284,7 @@ def test_pool_cpus_that_vanish_are_replaced_and_those_that_come_back_are_used() 
     assert pools(back) == {"share": "0,2,6", "fallback": "0,2,6", "reclaim": "1,3-5,7"}
 
 
-def test_shared_binding_is_kept_in_the_state_and_moves_nobody() -> None:
+def test_a_shared_binding_is_kept_in_the_state() -> None:
     pods = (bound("a", 2.0), bound("b", 1.0))
     first, state = run((), pods, TWO)
     assert {pool: held for pool, held in pools(first).items() if "NUMA" in pool} == {
@@ -297,7 +299,7 @@ def test_shared_binding_is_kept_in_the_state_and_moves_nobody() -> None:
     assert second.rejected == {}
     third, _ = run((), (*full, bound("e", 0.5)), TWO, after)
     assert third.rejected["default/e"].text == (
-        "default/e asks for 0.5 CPUs, no NUMA nodes have them (left on node 0: 0, 1: 0)."
+        "default/e requests 0.5 CPUs; no NUMA nodes have them (left on node 0: 0, 1: 0)."
     )
 
 
@@ -344,9 +346,9 @@ def test_reclaimed_binding_needs_headroom_that_is_known() -> None:
     assert placement.rejected.keys() == {"default/c"}
     assert "left to bind to on node: 1: 0.5" in placement.rejected["default/c"].text
     assert placement.mems["/a"] == (1,)
-    gone = msgspec.structs.replace(state, numa_headroom={})
-    placement, _ = run((), pods, TWO, gone, config)
-    assert cpus(placement)["/a"] == "4-7", "who is bound stays so while headroom is unknown"
+    offline_cpus = msgspec.structs.replace(state, numa_headroom={})
+    placement, _ = run((), pods, TWO, offline_cpus, config)
+    assert cpus(placement)["/a"] == "4-7", "a bound pod stays bound while headroom is unknown"
     off, _ = run((), pods, TWO, headroom)
     assert set(cpus(off).values()) == {"0-7"}
     assert off.rejected == {}
@@ -368,8 +370,8 @@ def test_what_a_pod_had_is_kept_while_it_may_come_back() -> None:
     back, _ = run((), (web, db), EIGHT, state, at_s=20.0)
     assert cpus(back)["/db"] == "0-1"
     late = 10.0 + CpuPlacementConfig().residual_s
-    gone, _ = run((), (web, dedicated("other", 2.0), dedicated("new", 1.0)), EIGHT, state, at_s=late)
-    assert cpus(gone)["/new"] in ("0", "1")
+    offline_cpus, _ = run((), (web, dedicated("other", 2.0), dedicated("new", 1.0)), EIGHT, state, at_s=late)
+    assert cpus(offline_cpus)["/new"] in ("0", "1")
 
 
 def test_two_numbers_of_a_node_that_is_not_there_any_more() -> None:
@@ -404,15 +406,17 @@ def test_a_pod_between_two_starts_keeps_what_it_had_and_one_without_a_container_
     placement, down = allocate_cpusets((), [waiting, pod("web", cores=1)], node, down, config, late)
     assert placement.cpus.keys() == placement.mems.keys() == placement.reasons.keys() == {"/web"}
     assert {name: entry.cpus for name, entry in down.pod(there.uid).items()} == had, "however long that takes"
-    _, gone = allocate_cpusets((), [pod("web", cores=1)], node, down, config, late)
-    _, gone = allocate_cpusets((), [pod("web", cores=1)], node, gone, config, 2 * late)
-    assert not gone.pod(there.uid), "its pod has ended"
+    _, offline_cpus = allocate_cpusets((), [pod("web", cores=1)], node, down, config, late)
+    _, offline_cpus = allocate_cpusets((), [pod("web", cores=1)], node, offline_cpus, config, 2 * late)
+    assert not offline_cpus.pod(there.uid), "its pod has ended"
 
 
 def down_(there: Pod, *names: str) -> Pod:
     """The pod while these containers of it do not run."""
-    waiting = tuple(msgspec.structs.replace(one, cgroup="") for one in there.containers if one.name in names)
-    running = tuple(one for one in there.containers if one.name not in names)
+    waiting = tuple(
+        msgspec.structs.replace(container, cgroup="") for container in there.containers if container.name in names
+    )
+    running = tuple(container for container in there.containers if container.name not in names)
     return msgspec.structs.replace(there, containers=running, waiting=waiting)
 
 
@@ -444,9 +448,9 @@ def test_a_dedicated_pod_whose_sidecar_begins_first_has_the_cpus_of_its_main_con
 
 def test_the_native_policy_keeps_cpus_of_a_container_that_is_down_and_knows_a_pod_by_all_of_its_containers() -> None:
     config = CpuPlacementConfig(policy="native")
-    whole = {"cpu_limit_cores": 2.0, "memory_request_bytes": 1 << 20, "memory_limit_bytes": 1 << 20}
-    db = with_another(pod("db", cores=2.0), sidecar=True, cpu_request_cores=2.0, **whole)
-    alike = tuple(msgspec.structs.replace(one, **whole) for one in db.containers)
+    guaranteed = {"cpu_limit_cores": 2.0, "memory_request_bytes": 1 << 20, "memory_limit_bytes": 1 << 20}
+    db = with_another(pod("db", cores=2.0), sidecar=True, cpu_request_cores=2.0, **guaranteed)
+    alike = tuple(msgspec.structs.replace(container, **guaranteed) for container in db.containers)
     db = msgspec.structs.replace(db, containers=alike)
     placement, state = run((), (db,), EIGHT, config=config)
     assert cpus(placement) == {"/db": "0-1", "/db-s": "2-3"}
@@ -456,6 +460,6 @@ def test_the_native_policy_keeps_cpus_of_a_container_that_is_down_and_knows_a_po
     placement, state = run((), (down_(db, "c"), other), EIGHT, state, config, 1.0)
     assert cpus(placement) == {"/db-s": "2-3", "/a": "4-5"}
     # A container that asks for nothing makes it no Guaranteed pod, whether it runs or not.
-    beside = msgspec.structs.replace(with_another(other, sidecar=True, cpu_request_cores=0.0), uid="u-b", name="b")
-    placement, _ = run((), (down_(beside, "s"),), EIGHT, config=config)
+    renamed = msgspec.structs.replace(with_another(other, sidecar=True, cpu_request_cores=0.0), uid="u-b", name="b")
+    placement, _ = run((), (down_(renamed, "s"),), EIGHT, config=config)
     assert cpus(placement) == {"/a": "0-7"}

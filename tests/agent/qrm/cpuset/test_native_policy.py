@@ -1,4 +1,4 @@
-"""The kubelet's static policy: who has CPUs of his own, which, and what everybody else shares."""
+"""The kubelet's static policy: which containers have exclusive CPUs, which CPUs, and what the others share."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def test_packed_distributed_and_whole_cores(fields: dict[str, object], cores: fl
 @pytest.mark.parametrize(
     ("fields", "cores", "reason"),
     [
-        ({"full_physical_cores": True}, 3.0, "asks for 3 CPUs, which is no multiple of the 2 of a physical core"),
-        ({}, 17.0, "asks for 17 CPUs for itself, 16 are left"),
-        ({"reserved": 4}, 13.0, "asks for 13 CPUs for itself, 12 are left"),
-        ({"reserved": 1, "full_physical_cores": True}, 16.0, "asks for 16 CPUs for itself, 14 are left"),
+        ({"full_physical_cores": True}, 3.0, "requests 3 CPUs, which is no multiple of the 2 of a physical core"),
+        ({}, 17.0, "requests 17 exclusive CPUs, 16 are left"),
+        ({"reserved": 4}, 13.0, "requests 13 exclusive CPUs, 12 are left"),
+        ({"reserved": 1, "full_physical_cores": True}, 16.0, "requests 16 exclusive CPUs, 14 are left"),
     ],
 )
 def test_what_does_not_fit_is_rejected_and_shares(fields: dict[str, object], cores: float, reason: str) -> None:
@@ -99,7 +99,7 @@ def test_reserved_cpus_are_shared_and_nobodys_own() -> None:
     assert cpus(placement)["/b"] == "0-1,4-5"
 
 
-def test_who_has_cpus_keeps_them_and_they_are_kept_for_who_is_gone_for_a_moment() -> None:
+def test_exclusive_cpus_are_kept_also_while_a_container_restarts() -> None:
     config = native()
     a, b = guaranteed("b", 2.0), guaranteed("a", 2.0)
     _, state = run((), (a,), NODE, config=config)

@@ -16,7 +16,7 @@ PLAIN = layout_of(machine(1, 1, 1, 8, 1))
 
 
 @pytest.mark.parametrize(
-    ("count", "free", "kept", "used", "expected"),
+    ("count", "free", "retained", "used", "expected"),
     [
         (0, "0-15", "", "", ""),
         (2, "0-15", "", "", "0,8"),  # one core, not two halves
@@ -39,14 +39,14 @@ PLAIN = layout_of(machine(1, 1, 1, 8, 1))
         (3, "0-15", "0-1,8-9", "", "0-1,8"),
         (3, "0-15", "0-1,4,8-9", "", "0-1,8"),  # halves of cores go first
         (4, "0-15", "0-1,4,8-9,12", "", "0-1,8-9"),  # then what is away from the rest
-        (2, "0-15", "", "0-3,8-11", "4,12"),  # what nobody used, before what somebody has to give up
+        (2, "0-15", "", "0-3,8-11", "4,12"),  # unused CPUs before those of other pools
         (4, "0-15", "", "0-6,8-14", "6-7,14-15"),  # and what is near it
         (5, "0,3,5", "", "", "0,3,5"),  # there are no more
         (2, "4-7", "0,1", "", "4-5"),  # what it had and cannot have any more
     ],
 )
-def test_pick(count: int, free: str, kept: str, used: str, expected: str) -> None:
-    chosen = select_cpus(SMALL, count, parse_cpu_list(free), parse_cpu_list(kept), parse_cpu_list(used))
+def test_pick(count: int, free: str, retained: str, used: str, expected: str) -> None:
+    chosen = select_cpus(SMALL, count, parse_cpu_list(free), parse_cpu_list(retained), parse_cpu_list(used))
     assert format_cpu_list(chosen) == expected
 
 

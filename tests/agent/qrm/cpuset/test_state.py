@@ -25,14 +25,14 @@ def samples(sets: dict[str, str | None]) -> dict[str, CgroupSample]:
     return {path: CgroupSample(path=path, id=1, limits=CgroupLimits(cpus=text)) for path, text in sets.items()}
 
 
-def test_the_state_made_from_cpusets_moves_nobody() -> None:
+def test_a_rebuilt_state_moves_no_container() -> None:
     placement, state = run((), PODS, NODE)
-    made = rebuild_state(PODS, samples(dict(cpus(placement))), NODE, "dynamic", 7)
-    after, _ = run((), PODS, NODE, made, at_s=1.0)
+    rebuilt = rebuild_state(PODS, samples(dict(cpus(placement))), NODE, "dynamic", 7)
+    after, _ = run((), PODS, NODE, rebuilt, at_s=1.0)
     assert after.cpus == placement.cpus
-    assert with_numa_bindings(PODS, made) == with_numa_bindings(PODS, state)
-    assert made.pod_entries["u-db"]["c"].since_ns == 7
-    assert not made.pod_entries["u-web"]["c"].ramp_up
+    assert with_numa_bindings(PODS, rebuilt) == with_numa_bindings(PODS, state)
+    assert rebuilt.pod_entries["u-db"]["c"].since_ns == 7
+    assert not rebuilt.pod_entries["u-web"]["c"].ramp_up
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_what_cpusets_say_of_a_pool(sets: dict[str, str | None], share: set[int]
 
 
 def test_a_bound_pod_is_known_by_a_cpuset_within_a_node() -> None:
-    made = rebuild_state((bound("a", 1.0), bound("b", 1.0)), samples({"/a": "4-5", "/b": "3-4"}), NODE, "dynamic", 0)
-    assert made.pod("u-a")["c"].bound_numa == (1,)
-    assert made.pod("u-b")["c"].bound_numa == ()
-    assert made.pool("share-NUMA1") == {4, 5}
+    rebuilt = rebuild_state((bound("a", 1.0), bound("b", 1.0)), samples({"/a": "4-5", "/b": "3-4"}), NODE, "dynamic", 0)
+    assert rebuilt.pod("u-a")["c"].bound_numa == (1,)
+    assert rebuilt.pod("u-b")["c"].bound_numa == ()
+    assert rebuilt.pool("share-NUMA1") == {4, 5}
 
 
 def test_a_state_of_json_is_the_same() -> None:
@@ -77,21 +77,21 @@ def test_a_state_of_json_is_the_same() -> None:
     ],
 )
 def test_sizes_are_regulated_as_katalysts(available: int, expected: tuple[int, ...] | None) -> None:
-    wanted = {("share", -1): 1, ("batch", -1): 2, ("flink", -1): 3}
-    regulated = scale_pool_sizes(wanted, available)
+    sizes_before = {("share", -1): 1, ("batch", -1): 2, ("flink", -1): 3}
+    regulated = scale_pool_sizes(sizes_before, available)
     assert (None if regulated is None else tuple(regulated.values())) == expected
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1), st.integers(0, 40))
 def test_qrm_makes_do_with_the_sizes_that_the_advisor_would_have_made(sizes: dict[str, int], available: int) -> None:
     """Of equals too the same one gives a CPU back: 3 and 3 of 5 are 2 and 3 for both."""
-    made = scale_pool_sizes({(pool, -1): cpus for pool, cpus in sizes.items()}, available)
-    asked = regulate_pool_sizes(sizes, {}, available, expand=False)
+    rebuilt = scale_pool_sizes({(pool, -1): cpus for pool, cpus in sizes.items()}, available)
+    advised = regulate_pool_sizes(sizes, {}, available, expand=False)
     if len(sizes) > available:
-        assert made is None
+        assert rebuilt is None
     else:
-        assert made is not None
-        assert {pool: cpus for (pool, _), cpus in made.items()} == asked.sizes
+        assert rebuilt is not None
+        assert {pool: cpus for (pool, _), cpus in rebuilt.items()} == advised.sizes
     assert scale_pool_sizes({("a", -1): 3, ("b", -1): 3}, 5) == {("a", -1): 2, ("b", -1): 3}
 
 
@@ -114,8 +114,8 @@ def test_reclaim_gives_way_but_for_one_cpu() -> None:
     [(16, 2, 4, 2), (16, 2, 16, 8), (16, 8, 4, 1), (16, 2, None, 2), (8, 2, None, 1), (2, 1, None, 1), (1, 1, None, 1)],
 )
 def test_what_reclaim_keeps_of_each_node(cpu_count: int, nodes: int, least: int | None, expected: int) -> None:
-    kept = CpuPlacementConfig(min_reclaimed_cpus=least).reclaim_reserve(cpu_count, nodes)
-    assert set(spread_over_numa(kept, range(nodes)).values()) == {expected}
+    reserve = CpuPlacementConfig(min_reclaimed_cpus=least).reclaim_reserve(cpu_count, nodes)
+    assert set(spread_over_numa(reserve, range(nodes)).values()) == {expected}
 
 
 @pytest.mark.parametrize("field", ["reserved_cpu_list", "interrupt_cpu_list"])

@@ -7,7 +7,7 @@ import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.loader import parse_config
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from api.knobs import Knob
 from api.measurements import KubeletManagers
 from api.qos import QoSLevel
@@ -22,65 +22,65 @@ KNOBS = dict.fromkeys(("/batch", "/web"), frozenset({Knob.CPUSET, Knob.MEMS, Kno
 
 
 def seen_with(kubelet: KubeletManagers | None) -> Snapshot:
-    seen = snapshot(10, PODS, cpus=8, usage_s={"web": 10, "batch": 1})
-    return msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, kubelet=kubelet))
+    observed = snapshot(10, PODS, cpus=8, usage_s={"web": 10, "batch": 1})
+    return msgspec.structs.replace(observed, node=msgspec.structs.replace(observed.node, kubelet=kubelet))
 
 
 def decided(kubelet: KubeletManagers | None) -> dict[tuple[str, Knob], str]:
-    seen = seen_with(kubelet)
-    judged, _ = evaluate_policy(seen, CANONICAL, PolicyState(), seen.taken_at_ns)
-    return {(one.cgroup, one.knob): one.value for one in judged.decisions(seen, KNOBS)}
+    observed = seen_with(kubelet)
+    result, _ = evaluate_policy(observed, CANONICAL, PolicyState(), observed.taken_at_ns)
+    return {(decision.cgroup, decision.knob): decision.value for decision in compose_decisions(result, observed, KNOBS)}
 
 
 def test_without_a_static_manager_pools_are_kept_apart_by_cpusets() -> None:
     for kubelet in (None, KubeletManagers(cpu="none", memory="none")):
-        found = decided(kubelet)
-        assert {knob for _, knob in found} == {Knob.CPUSET}
-        assert set(found["/batch", Knob.CPUSET]) != set(found["/web", Knob.CPUSET])
+        decided_values = decided(kubelet)
+        assert {knob for _, knob in decided_values} == {Knob.CPUSET}
+        assert set(decided_values["/batch", Knob.CPUSET]) != set(decided_values["/web", Knob.CPUSET])
 
 
 def test_with_one_priority_and_quota_hold_reclaimed_pods_and_online_ones_are_left_alone() -> None:
-    pools, found = decided(None), decided(KubeletManagers(cpu="static", memory="none"))
-    assert {cgroup for cgroup, _ in found} == {"/batch"}
-    assert found["/batch", Knob.IDLE] == "1"
+    pools, decided_values = decided(None), decided(KubeletManagers(cpu="static", memory="none"))
+    assert {cgroup for cgroup, _ in decided_values} == {"/batch"}
+    assert decided_values["/batch", Knob.IDLE] == "1"
     width = len(set(range(8))) - _width(pools["/web", Knob.CPUSET])
-    quota, period = map(int, found["/batch", Knob.QUOTA].split())
+    quota, period = map(int, decided_values["/batch", Knob.QUOTA].split())
     assert quota / period == width, "as much as the pool that would have been theirs"
 
 
-def test_one_that_nobody_can_ask_may_be_static() -> None:
+def test_an_unreachable_kubelet_may_have_a_static_policy() -> None:
     static, unknown = (decided(KubeletManagers(cpu=policy, memory=policy)) for policy in ("static", "unknown"))
     assert unknown == static
     assert Knob.CPUSET not in {knob for _, knob in unknown}
 
 
 def test_a_static_memory_manager_has_numa_nodes_alone() -> None:
-    found = decided(KubeletManagers(cpu="none", memory="static"))
-    assert {knob for _, knob in found} == {Knob.CPUSET}
+    decided_values = decided(KubeletManagers(cpu="none", memory="static"))
+    assert {knob for _, knob in decided_values} == {Knob.CPUSET}
 
 
-def lent(kubelet: KubeletManagers | None, *, db_uses_s: float = 40) -> float:
+def reclaimable_cores(kubelet: KubeletManagers | None, *, db_uses_s: float = 40) -> float:
     """With a pod of four CPUs of its own that uses all of them, one that uses one, and twelve in all."""
     db = msgspec.structs.replace(pod("db", QoSLevel.SHARED, request=4), uid="uid-db")
-    known = PolicyState()
+    state = PolicyState()
     for second in (0, 10):
         used = {"web": float(second), "db": db_uses_s * second / 10}
-        seen = snapshot(second, (*PODS, db), cpus=12, usage_s=used)
-        seen = msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, kubelet=kubelet))
-        judged, known = evaluate_policy(seen, CANONICAL, known, seen.taken_at_ns)
-    assert judged.advice is not None
-    return judged.advice.reclaimable_cores
+        observed = snapshot(second, (*PODS, db), cpus=12, usage_s=used)
+        observed = msgspec.structs.replace(observed, node=msgspec.structs.replace(observed.node, kubelet=kubelet))
+        result, state = evaluate_policy(observed, CANONICAL, state, observed.taken_at_ns)
+    assert result.advice is not None
+    return result.advice.reclaimable_cores
 
 
 @pytest.mark.parametrize("db_uses_s", [0, 40])
-def test_cpus_of_containers_alone_are_lent_to_nobody_however_idle_and_their_need_is_not_the_others(
+def test_exclusive_cpus_are_never_reclaimed_and_do_not_count_as_demand(
     db_uses_s: float,
 ) -> None:
     none = KubeletManagers(cpu="static", memory="none")
     alone = KubeletManagers(cpu="static", memory="none", exclusive={"uid-db": {"db": (8, 9, 10, 11)}})
-    without = lent(alone, db_uses_s=db_uses_s)
+    without = reclaimable_cores(alone, db_uses_s=db_uses_s)
     assert without == 4, "of CPUs 0 to 7 four are the share pool's at least"
-    assert (lent(none, db_uses_s=0), lent(none, db_uses_s=40)) == (8, 5)
+    assert (reclaimable_cores(none, db_uses_s=0), reclaimable_cores(none, db_uses_s=40)) == (8, 5)
 
 
 def test_containers_with_cpus_alone_are_left_alone() -> None:
@@ -93,35 +93,35 @@ def _width(cpus: str) -> int:
     return sum(int(part[-1]) - int(part[0]) + 1 for part in ends)
 
 
-# --- while nobody lists the pods
+# --- without a current pod list
 
 
-def story(*, known: bool, later_use_s: float) -> tuple[PolicyResult, PolicyResult]:
+def story(*, state: bool, later_use_s: float) -> tuple[PolicyResult, PolicyResult]:
     """Two rounds, the second one with less need of online pods, and with or without a list of pods that is up to date."""
     first = snapshot(10, PODS, cpus=16, usage_s={"web": 10, "batch": 1})
     before, remembered = evaluate_policy(first, CANONICAL, PolicyState(), first.taken_at_ns)
     middle = snapshot(20, PODS, cpus=16, usage_s={"web": 10 + 80, "batch": 2})
     before, remembered = evaluate_policy(middle, CANONICAL, remembered, middle.taken_at_ns)
     then = snapshot(120, PODS, cpus=16, usage_s={"web": 90 + later_use_s, "batch": 3})
-    pods = ComponentHealth(name="pods", ok=known, error="" if known else "the list of pods is 40 s old")
+    pods = ComponentHealth(name="pods", ok=state, error="" if state else "the list of pods is 40 s old")
     then = msgspec.structs.replace(then, sources=(pods,))
     after, _ = evaluate_policy(then, CANONICAL, remembered, then.taken_at_ns)
     return before, after
 
 
-@pytest.mark.parametrize(("known", "action"), [(True, "grow"), (False, "freeze")])
-def test_canonical_lends_no_more_while_the_list_of_pods_is_old(known: bool, action: str) -> None:
-    before, after = story(known=known, later_use_s=100)
+@pytest.mark.parametrize(("state", "action"), [(True, "grow"), (False, "freeze")])
+def test_canonical_lends_no_more_while_the_list_of_pods_is_old(state: bool, action: str) -> None:
+    before, after = story(state=state, later_use_s=100)
     assert before.advice is not None
     assert after.advice is not None
-    assert (after.advice.action, after.advice.reclaimable_cores > before.advice.reclaimable_cores) == (action, known)
-    if not known:
+    assert (after.advice.action, after.advice.reclaimable_cores > before.advice.reclaimable_cores) == (action, state)
+    if not state:
         assert after.advice.reason.rule == "pods_unknown"
         assert after.advice.cpu.sizes == before.advice.cpu.sizes
 
 
 def test_and_takes_back_all_the_same() -> None:
-    before, after = story(known=False, later_use_s=1200)
+    before, after = story(state=False, later_use_s=1200)
     assert before.advice is not None
     assert after.advice is not None
     assert (after.advice.action, after.advice.reclaimable_cores < before.advice.reclaimable_cores) == ("shrink", True)

@@ -20,9 +20,9 @@ WEB = pod("web", QoSLevel.SHARED)
 BATCH = pod("batch", QoSLevel.RECLAIMED)
 
 
-def advice(lent: float, *, idle: bool = True) -> Advice:
+def advice(reclaimable: float, *, idle: bool = True) -> Advice:
     return Advice(
-        policy="p", requirement_cores=1.0, reclaimable_cores=lent, idle=idle, action="hold",
+        policy="p", requirement_cores=1.0, reclaimable_cores=reclaimable, idle=idle, action="hold",
         reason=Reason(rule="r", text="t"),
     )  # fmt: skip
 
@@ -32,15 +32,15 @@ def values(
     pods: list[Pod],
     knobs: frozenset[Knob] = ALL,
     cpus: int = 2,
-    placed: dict[str, tuple[int, ...]] | None = None,
+    cpus_by_cgroup: dict[str, tuple[int, ...]] | None = None,
 ) -> dict[tuple[str, str], str]:
-    seen = snapshot(0, pods, cpus=topology(cpus, numa=2 if placed and cpus >= 4 else 1))
+    observed = snapshot(0, pods, cpus=topology(cpus, numa=2 if cpus_by_cgroup and cpus >= 4 else 1))
     placement = None
-    if placed is not None:
-        numa = {cpu.id: cpu.numa for cpu in seen.topology.cpus}
-        mems = {cgroup: tuple(sorted({numa[cpu] for cpu in its})) for cgroup, its in placed.items()}
-        placement = CpusetAllocation(pools=(), cpus=placed, mems=mems, reasons={})
-    decisions = decide_cpu(given, seen, dict.fromkeys(seen.cgroups, knobs), placement)
+    if cpus_by_cgroup is not None:
+        numa = {cpu.id: cpu.numa for cpu in observed.topology.cpus}
+        mems = {cgroup: tuple(sorted({numa[cpu] for cpu in its})) for cgroup, its in cpus_by_cgroup.items()}
+        placement = CpusetAllocation(pools=(), cpus=cpus_by_cgroup, mems=mems, reasons={})
+    decisions = decide_cpu(given, observed, dict.fromkeys(observed.cgroups, knobs), placement)
     return {(decision.cgroup, decision.knob.value): decision.value for decision in decisions}
 
 
@@ -63,8 +63,8 @@ def test_without_cpu_idle_the_lowest_weight_takes_its_place() -> None:
 
 
 def test_each_cgroup_has_the_priority_that_the_kernel_has_for_it() -> None:
-    seen = snapshot(0, [BATCH, pod("old", QoSLevel.RECLAIMED), pod("bare", QoSLevel.RECLAIMED)])
-    given = decide_cpu(advice(2.0), seen, {"/batch": ALL, "/old": ALL - {Knob.IDLE}, "/bare": frozenset()})
+    observed = snapshot(0, [BATCH, pod("old", QoSLevel.RECLAIMED), pod("bare", QoSLevel.RECLAIMED)])
+    given = decide_cpu(advice(2.0), observed, {"/batch": ALL, "/old": ALL - {Knob.IDLE}, "/bare": frozenset()})
     assert {(d.cgroup, d.knob.value, d.value) for d in given} == {
         ("/batch", "cpu.idle", "1"),
         ("/batch", "cpu.max", "max 100000"),
@@ -77,7 +77,7 @@ def test_each_cgroup_has_the_priority_that_the_kernel_has_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lent", "count", "quota"),
+    ("reclaimable", "count", "quota"),
     [
         (0.1, 10, "1000 100000"),
         (0.1, 11, "1818 200000"),
@@ -86,17 +86,17 @@ def test_each_cgroup_has_the_priority_that_the_kernel_has_for_it() -> None:
         (0.6, 60, "1000 100000"),
     ],
 )
-def test_all_quotas_together_are_what_is_lent(lent: float, count: int, quota: str) -> None:
+def test_all_quotas_together_are_what_is_lent(reclaimable: float, count: int, quota: str) -> None:
     pods = [pod(f"b{number}", QoSLevel.RECLAIMED) for number in range(count)]
-    given = [value for (_, knob), value in values(advice(lent), pods).items() if knob == "cpu.max"]
+    given = [value for (_, knob), value in values(advice(reclaimable), pods).items() if knob == "cpu.max"]
     assert given == [quota] * count
-    limits = KnobLimits(ceiling=None, cpu_count=2, empty_inherits_parent=True)
+    limits = KnobLimits(allowed=None, cpu_count=2, empty_inherits_parent=True)
     written = [clamp_value(Knob.QUOTA, value, limits).split() for value in given]
-    assert sum(int(us) / int(period) for us, period in written) == pytest.approx(lent, rel=0.001)
+    assert sum(int(us) / int(period) for us, period in written) == pytest.approx(reclaimable, rel=0.001)
 
 
 @pytest.mark.parametrize(
-    ("placed", "decided"),
+    ("cpus_by_cgroup", "decided"),
     [
         ({"/web": (0, 1, 2, 3), "/batch": (0, 1, 2, 3)}, {}),
         ({"/web": (0, 2), "/batch": (1, 3)}, {("/web", "cpuset.cpus"): "0,2", ("/batch", "cpuset.cpus"): "1,3"}),
@@ -106,22 +106,24 @@ def test_all_quotas_together_are_what_is_lent(lent: float, count: int, quota: st
     ],
     ids=["the whole node", "apart", "one is confined", "an empty one is none", "one was not placed"],
 )
-def test_who_may_not_use_the_whole_node_gets_a_cpuset(
-    placed: dict[str, tuple[int, ...]], decided: dict[tuple[str, str], str]
+def test_a_container_that_may_not_use_the_whole_node_gets_a_cpuset(
+    cpus_by_cgroup: dict[str, tuple[int, ...]], decided: dict[tuple[str, str], str]
 ) -> None:
-    assert values(advice(1.0, idle=False), [WEB, BATCH], cpus=4, placed=placed) == decided
+    assert values(advice(1.0, idle=False), [WEB, BATCH], cpus=4, cpus_by_cgroup=cpus_by_cgroup) == decided
 
 
 def test_a_cpuset_is_explained_by_the_region_and_the_pool() -> None:
     """Not by what the advice says of the whole node."""
     region = Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,), containers=("/web",))
     why = Reason(rule="provision_canonical", text="share: it gets 1.", inputs={"cpus": 1})
-    one = RegionAdvice(region=region, policy="canonical", controls={}, upper_cores=1, lower_cores=1, reason=why)
-    given = msgspec.structs.replace(advice(1.0, idle=False), cpu=CpuAdvice(regions=(one,)))
-    told = Reason(rule="pool", text="It runs on the CPUs of pool share: 0.", inputs={"pool": "share"})
-    placement = CpusetAllocation(pools=(), cpus={"/web": (0,), "/batch": (1,)}, mems={}, reasons={"/web": told})
+    region_advice = RegionAdvice(
+        region=region, policy="canonical", controls={}, upper_cores=1, lower_cores=1, reason=why
+    )
+    given = msgspec.structs.replace(advice(1.0, idle=False), cpu=CpuAdvice(regions=(region_advice,)))
+    pool_reason = Reason(rule="pool", text="The container runs on the CPUs of pool share: 0.", inputs={"pool": "share"})
+    placement = CpusetAllocation(pools=(), cpus={"/web": (0,), "/batch": (1,)}, mems={}, reasons={"/web": pool_reason})
     web, batch = decide_cpu(given, snapshot(0, [WEB, BATCH]), dict.fromkeys(("/web", "/batch"), ALL), placement)
-    assert (web.reason.rule, web.reason.text) == ("provision_canonical", f"{why.text} {told.text}")
+    assert (web.reason.rule, web.reason.text) == ("provision_canonical", f"{why.text} {pool_reason.text}")
     assert web.reason.inputs == {"cpus": 1, "pool": "share"}
     assert batch.reason.rule == "r"
 
@@ -156,7 +158,7 @@ def test_the_claim_of_a_pod_is_what_it_reclaims_and_else_what_it_requests(
 
 
 @pytest.mark.parametrize(
-    ("limits", "placed", "quotas"),
+    ("limits", "cpus_by_cgroup", "quotas"),
     [
         # two thirds and one third of what the node's quota allows
         ({1: 3.0}, {"/a": (2, 3), "/b": (2, 3)}, {"/a": "200000 100000", "/b": "100000 100000"}),
@@ -171,14 +173,16 @@ def test_the_claim_of_a_pod_is_what_it_reclaims_and_else_what_it_requests(
     ],
 )
 def test_a_node_s_quota_is_split_by_claim_among_those_that_run_there(
-    limits: dict[int, float], placed: dict[str, tuple[int, ...]], quotas: dict[str, str]
+    limits: dict[int, float], cpus_by_cgroup: dict[str, tuple[int, ...]], quotas: dict[str, str]
 ) -> None:
     sizes = tuple(PoolSize(pool="reclaim", numa=numa, cpus=0, quota_cores=cores) for numa, cores in limits.items())
     pods = [pod("a", QoSLevel.RECLAIMED, request=2), pod("b", QoSLevel.RECLAIMED, request=1), WEB]
     given = msgspec.structs.replace(advice(4.0, idle=False), cpu=CpuAdvice(sizes=sizes))
-    found = values(given, pods, cpus=4, placed=placed)
-    assert {cgroup: value for (cgroup, knob), value in found.items() if knob == "cpu.max"} == quotas
-    assert not [knob for _, knob in found if knob in ("cpu.idle", "cpu.weight")], "CPUs are shared out, not priorities"
+    decided_values = values(given, pods, cpus=4, cpus_by_cgroup=cpus_by_cgroup)
+    assert {cgroup: value for (cgroup, knob), value in decided_values.items() if knob == "cpu.max"} == quotas
+    assert not [knob for _, knob in decided_values if knob in ("cpu.idle", "cpu.weight")], (
+        "CPUs are shared out, not priorities"
+    )
 
 
 def test_a_limit_of_its_own_holds_also_when_everything_is_lent() -> None:
@@ -186,10 +190,12 @@ def test_a_limit_of_its_own_holds_also_when_everything_is_lent() -> None:
 
 
 def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
-    seen = snapshot(0, [WEB, BATCH])
-    cgroups = {path: sample for path, sample in seen.cgroups.items() if path != "/batch"}
-    gone = type(seen)(**{field: getattr(seen, field) for field in seen.__struct_fields__} | {"cgroups": cgroups})
-    assert decide_cpu(advice(2.0), gone, {"/batch": ALL}) == ()
+    observed = snapshot(0, [WEB, BATCH])
+    cgroups = {path: sample for path, sample in observed.cgroups.items() if path != "/batch"}
+    without_batch = type(observed)(
+        **{field: getattr(observed, field) for field in observed.__struct_fields__} | {"cgroups": cgroups}
+    )
+    assert decide_cpu(advice(2.0), without_batch, {"/batch": ALL}) == ()
 
 
 def test_decisions_carry_the_identity_they_were_judged_by() -> None:

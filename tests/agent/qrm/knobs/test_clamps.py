@@ -7,13 +7,13 @@ import pytest
 from agent.qrm.knobs.knob_files import KnobLimits, clamp_value
 from api.knobs import Knob
 
-V1 = KnobLimits(ceiling=(0, 1, 2, 3), cpu_count=4, empty_inherits_parent=False)
-V2 = KnobLimits(ceiling=(0, 1, 2, 3), cpu_count=4, empty_inherits_parent=True)
-BLIND = KnobLimits(ceiling=None, cpu_count=4, empty_inherits_parent=True)
+V1 = KnobLimits(allowed=(0, 1, 2, 3), cpu_count=4, empty_inherits_parent=False)
+V2 = KnobLimits(allowed=(0, 1, 2, 3), cpu_count=4, empty_inherits_parent=True)
+BLIND = KnobLimits(allowed=None, cpu_count=4, empty_inherits_parent=True)
 
 
 @pytest.mark.parametrize(
-    ("knob", "asked", "limits", "expected"),
+    ("knob", "requested", "limits", "expected"),
     [
         (Knob.CPUSET, "2-5", V1, "2-3"),
         (Knob.CPUSET, "1", V1, "1"),
@@ -34,17 +34,17 @@ BLIND = KnobLimits(ceiling=None, cpu_count=4, empty_inherits_parent=True)
         (Knob.IDLE, "1", V1, "1"),
     ],
 )
-def test_values_are_brought_inside(knob: Knob, asked: str, limits: KnobLimits, expected: str) -> None:
-    assert clamp_value(knob, asked, limits) == expected
+def test_values_are_brought_inside(knob: Knob, requested: str, limits: KnobLimits, expected: str) -> None:
+    assert clamp_value(knob, requested, limits) == expected
 
 
-def test_cpus_that_nobody_has_are_refused_and_not_replaced() -> None:
+def test_cpus_outside_the_parent_are_refused_and_not_replaced() -> None:
     with pytest.raises(ValueError, match=r"none of the CPUs 6-7 .* 0-3"):
         clamp_value(Knob.CPUSET, "6-7", V1)
 
 
 @pytest.mark.parametrize(
-    ("asked", "own", "expected"),
+    ("requested", "own", "expected"),
     [
         ("max 100000", "50000 100000", "50000 100000"),
         ("80000 100000", "50000 100000", "50000 100000"),
@@ -53,6 +53,6 @@ def test_cpus_that_nobody_has_are_refused_and_not_replaced() -> None:
         ("max 100000", "max 100000", "max 100000"),
     ],
 )
-def test_the_owners_own_limit_is_never_loosened(asked: str, own: str, expected: str) -> None:
-    limits = KnobLimits(ceiling=None, cpu_count=4, empty_inherits_parent=False, own_quota=own)
-    assert clamp_value(Knob.QUOTA, asked, limits) == expected
+def test_the_owner_s_quota_is_never_exceeded(requested: str, own: str, expected: str) -> None:
+    limits = KnobLimits(allowed=None, cpu_count=4, empty_inherits_parent=False, own_quota=own)
+    assert clamp_value(Knob.QUOTA, requested, limits) == expected

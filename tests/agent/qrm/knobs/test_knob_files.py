@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent.qrm.actuator.restore import KNOB_ORDER
 from agent.qrm.knobs.knob_files import (
     CFS_PERIOD,
     CFS_QUOTA,
+    KNOB_ORDER,
     KNOB_SPECS,
     MEMORY_LIMIT_FILE,
     MEMORY_MIGRATE_FILE,
@@ -121,7 +121,7 @@ def test_any_text_is_either_canonical_or_a_value_error(knob: Knob, text: str) ->
 def test_what_is_encoded_decodes_to_the_same_value(data: st.DataObject, given: tuple[Knob, KnobCodec]) -> None:
     knob, place = given
     value = data.draw(VALUES[knob])
-    held = {file: HELD.get(file, "") for file in (*place.files, *place.beside)}
+    held = {file: HELD.get(file, "") for file in (*place.files, *place.context_files)}
     if knob is Knob.IO_MAX:
         held.update(place.encode(value))
     else:
@@ -141,7 +141,7 @@ def test_disks_get_from_any_limits_to_any_others(
     for file, line in place.steps(held, place.encode(format_io(new))):
         # As the kernel does it: one device a write, and what is unlimited is not shown.
         device = line.split()[0]
-        lines = [kept for kept in held[file].splitlines() if kept.split()[0] != device]
+        lines = [other for other in held[file].splitlines() if other.split()[0] != device]
         held[file] = "\n".join([*lines, line])
     assert place.decode(held) == format_io(new)
 
@@ -178,13 +178,13 @@ PAIR = st.tuples(st.integers(1_000, 400_000), st.sampled_from((1_000, 10_000, 50
 def test_no_ratio_on_the_way_lies_outside_the_old_and_the_new(old: tuple[int, int], new: tuple[int, int]) -> None:
     assume(old != new)
     held = {CFS_QUOTA: str(old[0]), CFS_PERIOD: str(old[1])}
-    wanted = {CFS_QUOTA: str(new[0]), CFS_PERIOD: str(new[1])}
+    target = {CFS_QUOTA: str(new[0]), CFS_PERIOD: str(new[1])}
     low, high = sorted((old[0] / old[1], new[0] / new[1]))
-    for file, text in KNOB_SPECS[Knob.QUOTA].v1[0].steps(held, wanted):
+    for file, text in KNOB_SPECS[Knob.QUOTA].v1[0].steps(held, target):
         held[file] = text
         ratio = int(held[CFS_QUOTA]) / int(held[CFS_PERIOD])
         assert held[CFS_QUOTA] == "-1" or low <= ratio <= high
-    assert held == wanted
+    assert held == target
 
 
 def test_lifting_a_quota_leaves_the_period_alone() -> None:
