@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,6 +32,7 @@ from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import PsiTriggerSet
 from api.advice import MemoryAdvice, NodeAdvice
+from api.cpu import Topology
 from api.decision import ActMode, Advice, Cycle, Outcome
 from api.eviction import EvictionEvent, EvictionResult
 from api.forecast import Forecast
@@ -40,7 +42,7 @@ from api.measurements import RunqLatency
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.rates import cgroups_by_container, sum_runq_latencies
-from api.snapshot import ComponentHealth, Snapshot
+from api.snapshot import ComponentHealth, NodeSample, Snapshot
 
 if TYPE_CHECKING:
     from agent.eviction.runner import EvictionRunner
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TICK = "tick"
+BUG_REMEDY = "this is a bug: report it with the agent's log"
 
 
 class Loop:
@@ -91,6 +94,7 @@ class Loop:
         self._latest: Cycle | None = None
         self._basis: PreviewInputs | None = None
         self._online_ids: dict[str, list[int]] = {}
+        self._publish_failures: dict[str, ComponentHealth] = {}
         self._seq = 0
         self._stop = asyncio.Event()
         self._alarm = asyncio.Event()
@@ -145,14 +149,13 @@ class Loop:
                     continue
         finally:
             watcher.cancel()
-            if self._triggers is not None:
-                asyncio.get_running_loop().remove_reader(self._triggers.fileno())
+            self._remove_trigger_reader()
 
     def run_cycle(self, trigger: str) -> Cycle:
         """One round. Never raises: a bug becomes a source named `advisor` or `actuator` that is not ok."""
         started = time.monotonic_ns()
         self._seq += 1
-        snapshot = self._sensor.snapshot(self._seq, started, time.time_ns())
+        snapshot = self._snapshot(started)
         advice: Advice | None = None
         memory: MemoryAdvice | None = None
         node: NodeAdvice | None = None
@@ -207,11 +210,54 @@ class Loop:
         self._previous, self._latest = snapshot, finished
         # An alarm that led to nothing (the pod's own throttling, a spike that is over) is not heard again until the tick.
         self._alarm_suppressed = trigger != TICK and (advice is None or advice.action != "shrink")
-        if self._triggers is not None:
-            self._triggers.watch({path: ids[0] for path, ids in self._online_ids.items()})
-        for sink in self._sinks:
-            sink.publish(finished)
+        self._publish(finished)
         return finished
+
+    def _snapshot(self, now_ns: int) -> Snapshot:
+        """Returns the snapshot of this cycle, with the failures of the sinks in the cycle before it.
+
+        If the sensor raises, the snapshot holds the last known pods and CPUs and no measurements, so that nothing grows on
+        old data.
+        """
+        wall_time_ns, previous = time.time_ns(), self._previous
+        try:
+            snapshot = self._sensor.snapshot(self._seq, now_ns, wall_time_ns)
+        except Exception as error:
+            log.exception("cycle %d: the sensor failed; the cycle goes on without measurements", self._seq)
+            snapshot = Snapshot(
+                seq=self._seq,
+                taken_at_ns=now_ns,
+                wall_time_ns=wall_time_ns,
+                boot_id="" if previous is None else previous.boot_id,
+                topology=Topology(cpus=()) if previous is None else previous.topology,
+                node=NodeSample(),
+                cgroups={},
+                pods=() if previous is None else previous.pods,
+                sources=(ComponentHealth(name="pods", ok=False, error="the sensor failed", remedy=BUG_REMEDY),),
+            )
+            snapshot = _with_failure(snapshot, "sensor", error)
+        failures = tuple(self._publish_failures.values())
+        return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, *failures)) if failures else snapshot
+
+    def _publish(self, finished: Cycle) -> None:
+        """Passes the cycle to every sink. A sink that raises is logged once, reported as a failed component in the next cycle,
+        and keeps no other sink from its cycle."""
+        if self._triggers is not None:
+            online = {path: ids[0] for path, ids in self._online_ids.items()}
+            self._guard_publish("psi-triggers", partial(self._triggers.watch, online))
+        for sink in self._sinks:
+            self._guard_publish(f"sink-{type(sink).__name__}", partial(sink.publish, finished))
+
+    def _guard_publish(self, name: str, publish: Callable[[], None]) -> None:
+        try:
+            publish()
+        except Exception as error:
+            failure = _bug_health(name, error)
+            if self._publish_failures.get(name) != failure:
+                log.exception("%s failed to take the result of cycle %d; the agent continues", name, self._seq)
+            self._publish_failures[name] = failure
+        else:
+            self._publish_failures.pop(name, None)
 
     def _finish(self, preview_inputs: PreviewInputs) -> None:
         """Have whoever is made from now on get what this round would give him."""
@@ -366,8 +412,19 @@ class Loop:
         self._alarm.set()
 
     def _pressed(self) -> None:
-        if self._triggers is not None and self._triggers.fired() and self._can_shrink():
-            self._ring("psi")
+        try:
+            if self._triggers is not None and self._triggers.fired() and self._can_shrink():
+                self._ring("psi")
+        except Exception:
+            # The descriptor stays readable, so that asyncio would call this without end.
+            log.exception(
+                "the pressure triggers failed; cycles start on their interval and on run-queue latency alarms"
+            )
+            self._remove_trigger_reader()
+
+    def _remove_trigger_reader(self) -> None:
+        if self._triggers is not None:
+            asyncio.get_running_loop().remove_reader(self._triggers.fileno())
 
 
 def _with_unavailable(snapshot: Snapshot, name: str, error: Unavailable) -> Snapshot:
@@ -377,10 +434,8 @@ def _with_unavailable(snapshot: Snapshot, name: str, error: Unavailable) -> Snap
 
 def _with_failure(snapshot: Snapshot, stage: str, error: Exception) -> Snapshot:
     """The same snapshot with one more source that failed, so that the failure is seen wherever sources are."""
-    status = ComponentHealth(
-        name=stage,
-        ok=False,
-        error=f"{type(error).__name__}: {error}",
-        remedy="this is a bug: report it with the agent's log",
-    )
-    return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, status))
+    return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, _bug_health(stage, error)))
+
+
+def _bug_health(name: str, error: Exception) -> ComponentHealth:
+    return ComponentHealth(name=name, ok=False, error=f"{type(error).__name__}: {error}", remedy=BUG_REMEDY)

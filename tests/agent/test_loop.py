@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -403,3 +404,92 @@ async def test_a_new_target_counts_between_rounds_too() -> None:
     loop.stop()
     await running
     assert script.rounds[1].trigger == "wait"
+
+
+class RaisingSink:
+    """Raises in every cycle while `error` is set."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = RuntimeError("sink bug")
+
+    def publish(self, finished: Cycle) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class RaisingTriggers:
+    """A set of pressure triggers that always raises, behind a descriptor that is always readable."""
+
+    def __init__(self) -> None:
+        self.readable, writable = os.pipe()
+        os.close(writable)
+        self.calls = 0
+
+    def fileno(self) -> int:
+        return self.readable
+
+    def watch(self, cgroups: Mapping[str, int]) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def fired(self) -> bool:
+        self.calls += 1
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+
+def failures(finished: Cycle) -> dict[str, str]:
+    return {source.name: source.error for source in finished.snapshot.sources if not source.ok}
+
+
+async def test_a_sink_that_raises_is_reported_and_keeps_no_other_sink_from_its_cycle(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script, sink = Scripted(seen), RaisingSink()
+    stand_in = cast(Any, script)
+    loop = Loop(config=AgentConfig(), sensor=stand_in, actuator=stand_in, sinks=[sink, stand_in])
+    for _ in range(3):
+        loop.run_cycle("tick")
+    assert [failures(finished) for finished in script.rounds] == [
+        {},
+        *[{"sink-RaisingSink": "RuntimeError: sink bug"}] * 2,
+    ]
+    assert caplog.text.count("sink-RaisingSink failed") == 1, "the same failure is logged once"
+    sink.error = None
+    loop.run_cycle("tick")
+    assert failures(loop.run_cycle("tick")) == {}
+
+
+async def test_a_sensor_that_raises_leaves_a_cycle_without_measurements_and_without_decisions() -> None:
+    script = Scripted(seen)
+    loop = loop_over(script)
+    before = loop.run_cycle("tick")
+    decided = len(script.decided)
+    script.see = cast(Any, lambda _seq: 1 / 0)
+    failed = loop.run_cycle("tick")
+    assert failures(failed) == {"pods": "the sensor failed", "sensor": "ZeroDivisionError: division by zero"}
+    assert (failed.snapshot.seq, failed.snapshot.pods, failed.snapshot.cgroups) == (2, before.snapshot.pods, {})
+    assert all(outcome.decision.knob is not Knob.QUOTA for outcome in failed.outcomes)
+    assert len(script.decided) == decided
+    script.see = seen
+    assert failures(loop.run_cycle("tick")) == {}
+
+
+async def test_pressure_triggers_that_raise_end_neither_the_agent_nor_its_cycles(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script, triggers = Scripted(seen), RaisingTriggers()
+    stand_in = cast(Any, script)
+    loop = Loop(
+        config=AgentConfig(interval_s=0.05),
+        sensor=stand_in,
+        actuator=stand_in,
+        sinks=[stand_in],
+        triggers=cast(Any, triggers),
+    )
+    running = asyncio.create_task(loop.run())
+    await have(script, 3)
+    loop.stop()
+    await running
+    os.close(triggers.readable)
+    assert triggers.calls == 1, "the descriptor stays readable, and is watched no more"
+    assert failures(script.rounds[-1]) == {"psi-triggers": "OSError: [Errno 24] Too many open files"}
+    assert caplog.text.count("the pressure triggers failed") == 1
