@@ -41,11 +41,12 @@ class DeferredProbe:
 
     @property
     def form(self) -> str:
-        if self._probe is not None:
-            return self._probe.form
-        if self._refusal is None:
+        probe, refusal = self._probe, self._refusal
+        if probe is not None:
+            return probe.form
+        if refusal is None:
             return LOADING
-        return ABSENT if isinstance(self._refusal, KernelFeatureAbsent) else ""
+        return ABSENT if isinstance(refusal, KernelFeatureAbsent) else ""
 
     def open(self) -> None:
         """Open the probe, or store the reason why that fails. Never raises."""
@@ -76,17 +77,21 @@ class DeferredProbe:
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         """Return the probe's reading; an empty one while it loads. Raises Unavailable if it could not be opened."""
-        if self._refusal is not None:
-            raise self._refusal
-        return NO_SAMPLES if self._probe is None else self._probe.read(live, complete=complete)
+        # Each is read once: the loading thread and `close` replace them meanwhile.
+        refusal, probe = self._refusal, self._probe
+        if refusal is not None:
+            raise refusal
+        return NO_SAMPLES if probe is None else probe.read(live, complete=complete)
 
     def problem(self) -> Unavailable | None:
         """Return the problem of a working probe."""
-        return None if self._probe is None else self._probe.problem()
+        probe = self._probe
+        return None if probe is None else probe.problem()
 
     @property
     def lost_events(self) -> int | None:
-        return None if self._probe is None else self._probe.lost_events
+        probe = self._probe
+        return None if probe is None else probe.lost_events
 
     def close(self) -> None:
         """Detach from the kernel, now or as soon as the probe is opened. Idempotent."""

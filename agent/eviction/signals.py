@@ -84,11 +84,11 @@ class SignalEvictor:
         return frozenset((*left, *self._refused))
 
     @property
-    def held(self) -> Mapping[str, EvictionBlock]:
+    def blocked(self) -> Mapping[str, EvictionBlock]:
         """Nobody: signals are not refused for now."""
         return {}
 
-    def withdraw(self, pod: str, why: str) -> None:
+    def cancel(self, pod: str, why: str) -> None:
         """Nothing: nobody is held."""
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:

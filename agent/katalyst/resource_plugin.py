@@ -62,16 +62,18 @@ class ResourcePluginServer:
         others: what it was given is kept as long as that of a pod that is gone."""
         self._seen = seen
         now, long_ns = self._now_ns(), round(seen.config.residual_s * NS_PER_S)
-        never = {uid for uid, since_ns in self._since_ns.items() if now - since_ns > long_ns}
+        # Rounds run in another thread: a pod may be admitted while this one was judged, and only the next one has its entry.
+        never = {uid for uid, since_ns in tuple(self._since_ns.items()) if now - since_ns > long_ns}
         for uid in (*pods_by_uid(seen.pods), *never):
-            self._forget(uid)
+            if uid in never or self._entries.get(uid, {}).keys() <= seen.state.pod(uid).keys():
+                self._forget(uid)
         self._removed &= seen.state.pod_entries.keys()
 
     def merged(self, state: CpusetState) -> CpusetState:
         """What the next round is to know: with the containers that were admitted, without the pods that were removed."""
         listed = pods_by_uid(self._seen.pods) if self._seen is not None else {}
         entries = {uid: its for uid, its in state.pod_entries.items() if uid not in self._removed or uid in listed}
-        for uid, its in self._entries.items():
+        for uid, its in tuple(self._entries.items()):
             entries[uid] = {**its, **entries.get(uid, {})}
         return msgspec.structs.replace(state, pod_entries=entries)
 

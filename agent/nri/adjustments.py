@@ -247,7 +247,9 @@ class ContainerAdjuster:
             return None
         cgroup = container_cgroup(request.container)
         pod = pod_of_request(request, cgroup, self._around.listed, self._around.door)
-        known = msgspec.structs.replace(basis.state, cpus=self._around.foretold.reservations.merge_into(basis.state.cpus))
+        known = msgspec.structs.replace(
+            basis.state, cpus=self._around.foretold.reservations.merge_into(basis.state.cpus)
+        )
         decisions, cpus = preview_decisions(msgspec.structs.replace(basis, state=known), [*coming, pod], cgroup)
         wanted = {knob: decision.value for knob, decision in decisions.items()}
         bounds = read_bounds(cgroup, self._around.hierarchy)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -55,14 +56,19 @@ class Sensor:
         waits: RunqLatencySource,
         indicators: PodIndicatorScraper,
         probes: Sequence[Probe] = (),
+        loop_probes: Sequence[Probe] = (),
         reclaim_root: str = "",
         patience_ns: int = 0,
     ) -> None:
         """`reclaim_root`: the cgroup above reclaimed pods that gives way as a whole; empty where there is none. `patience_ns`:
-        so long a listed container may lack its cgroup, because whoever lists it learns a little later that it has ended."""
+        so long a listed container may lack its cgroup, because whoever lists it learns a little later that it has ended.
+        `loop_probes` report health alone, and are read on the event loop by `read_loop_probes`."""
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
         self._probes, self._reclaim_root = probes, reclaim_root.rstrip("/")
+        self._loop_probes, self._loop_statuses = loop_probes, tuple[ComponentHealth, ...]()
+        self._runq_lock = threading.Lock()
+        """Held while a snapshot reads the maps of the run-queue probe, which `read_runq_latency` reads on the event loop."""
         self._patience_ns = patience_ns
         self._missing: dict[str, int] = {}
         self._live: dict[int, str] = {}
@@ -91,8 +97,10 @@ class Sensor:
             self._live = {sample.id: path for path, sample in cgroups.items()}
             self._ids = {path: sample.id for path, sample in cgroups.items()}
         complete = bool(cgroups) and not self._cgroups.skipped
-        waits = self._observe("waits", lambda: self._all_waits(complete), NO_RUNQ_LATENCY, self._waits)
-        seen = self._read_probes(complete)
+        with self._runq_lock:
+            waits = self._observe("waits", lambda: self._all_waits(complete), NO_RUNQ_LATENCY, self._waits)
+            seen = self._read_probes(complete)
+        self._statuses.extend(self._loop_statuses)
         node = msgspec.structs.replace(node, **seen.node) if seen.node else node
         cgroups = {
             path: _merge_probe_fields(sample, waits.get(sample.id), seen.cgroups.get(sample.id, {}))
@@ -121,11 +129,21 @@ class Sensor:
             sources=tuple(self._statuses),
         )
 
-    def read_runq_latency(self, wanted: Collection[int]) -> Mapping[int, RunqLatency]:
-        """Waits of these cgroups of the last snapshot alone, by id: cheap enough for ten times a second.
+    def read_loop_probes(self) -> None:
+        """Reads the health of the components that live on the event loop, for the next snapshot. Call it on that loop."""
+        self._statuses = []
+        for probe in self._loop_probes:
+            self._observe(probe.name, partial(_read_probe, probe, self._live, complete=False), ProbeReading(), probe)
+        self._loop_statuses = tuple(self._statuses)
 
-        Empty where the next snapshot will say why.
+    def read_runq_latency(self, wanted: Collection[int]) -> Mapping[int, RunqLatency] | None:
+        """Returns the run-queue latency of these cgroups of the latest snapshot, by id; cheap enough for ten times a second.
+
+        Empty if the source failed; the next snapshot reports the reason. None while a snapshot reads the same maps in
+        another thread.
         """
+        if not self._runq_lock.acquire(blocking=False):
+            return None
         try:
             return self._waits.read(self._live, wanted, complete=False)
         except Unavailable:
@@ -134,6 +152,8 @@ class Sensor:
             if self._is_new("waits", f"{type(failure).__name__}: {failure}"):
                 log.exception("source waits failed between two rounds")
             return {}
+        finally:
+            self._runq_lock.release()
 
     def _read_probes(self, complete: bool) -> ProbeReading:
         """What all probes have seen, as one: of two that give the same field the later one counts."""

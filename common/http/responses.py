@@ -8,6 +8,8 @@ import asyncio
 import gzip
 import io
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -28,6 +30,16 @@ CHUNK_BYTES = 64 << 10
 MIN_COMPRESSED_BYTES = 1024
 """Below this size gzip saves less than its headers cost."""
 Headers = Mapping[str, str]
+T = TypeVar("T")
+RENDER_THREADS = 2
+"""Bodies are computed on the CPU with one interpreter lock, so more threads would only keep more of them in memory."""
+_renderers = ThreadPoolExecutor(RENDER_THREADS, "render")
+"""Not the default executor, where a name server or disk that hangs can occupy every thread. Starts no thread until used."""
+
+
+async def render_in_thread(render: Callable[[], T]) -> T:
+    """Computes a body in a thread of its own executor, so that the event loop goes on meanwhile."""
+    return await asyncio.get_running_loop().run_in_executor(_renderers, render)
 
 
 async def send_body(request: web.Request, body: bytes, headers: Headers) -> web.StreamResponse:
@@ -48,7 +60,7 @@ async def send_computed(request: web.Request, make: Callable[[], bytes], headers
         body = make()
         return (gzip.compress(body, 1), True) if len(body) > CHUNK_BYTES else (body, False)
 
-    body, packed = await asyncio.to_thread(compute)
+    body, packed = await render_in_thread(compute)
     return await (send_gzipped if packed else send_body)(request, body, headers)
 
 

@@ -319,7 +319,8 @@ class AgentWebServer:
         return web.FileResponse(path, headers={"Content-Type": content_type + charset})
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        packed, content_type = await asyncio.to_thread(self._exposition.render, request.headers.get("Accept", ""))
+        render = partial(self._exposition.render, request.headers.get("Accept", ""))
+        packed, content_type = await responses.render_in_thread(render)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding", **HEADERS}
         return await responses.send_gzipped(request, packed, headers)
 

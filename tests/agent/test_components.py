@@ -49,7 +49,7 @@ async def test_without_a_node_s_name_nobody_is_reported_to_and_settings_are_told
     async with AsyncExitStack() as stack:
         assert await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack)) == ()
         assert cluster.sources == ()
-    told = msgspec.json.decode(to_json(cluster.told()), type=EffectiveConfiguration)
+    told = msgspec.json.decode(to_json(cluster.effective_configuration()), type=EffectiveConfiguration)
     assert [one.name for one in told.settings if one.source == "file"] == ["report.reservedCores"]
     assert (told.node, told.objects) == ("", ())
     assert list(tmp_path.iterdir()) == []
@@ -81,7 +81,7 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
         ]
         cluster.start(heard.append, SupervisedTasks(stack))
         await until(lambda: heard, "the new content is obeyed")
-        told, obeyed, requests = cluster.told(), cluster.obeyed(), cluster.requests()
+        told, obeyed, requests = cluster.effective_configuration(), cluster.applied_objects(), cluster.requests()
     assert obeyed == {("AdminQoSConfiguration", "kube-system/all", "h2"): True}
     assert requests["GET", "adminqosconfigurations.v1alpha1.config.katalyst.kubewharf.io", "200"] == 1
     assert (heard[0].advisor.enable_reclaim, heard[0].report.min_cores) == (True, 3.0)

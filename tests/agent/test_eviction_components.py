@@ -54,7 +54,7 @@ async def test_which_killer_works_for_reclaimed_and_shared_pods(
         assert isinstance(killer, SignalEvictor)
     else:
         assert isinstance(killer, EvictorByQosLevel)
-        assert [killer._name(pod("x", level)) for level in (QoSLevel.RECLAIMED, QoSLevel.SHARED)] == names
+        assert [killer.method_name(pod("x", level)) for level in (QoSLevel.RECLAIMED, QoSLevel.SHARED)] == names
     killer.close()
 
 
@@ -100,11 +100,11 @@ async def test_what_works_beside_the_rounds(
         made = await open_eviction_components(
             EvictionRunner(said, killer), said, client, "n1", SupervisedTasks(stack), kubelet=layers
         )
-        assert [each.name for each in made] == parts
-        assert [each.problem() for each in made] == [None] * len(parts)
+        assert [each.name for each in made.sources] == parts
+        assert [each.problem() for each in made.sources] == [None] * len(parts)
         if isinstance(killer, EvictorByQosLevel):
             assert isinstance(killer.eviction_methods[API], ApiEvictionMethod)
-            assert isinstance(killer.asking, ApiEvictor)
+            assert isinstance(killer.requests, ApiEvictor)
 
 
 async def test_without_a_runtime_nobody_can_stop_containers(monkeypatch: pytest.MonkeyPatch) -> None:

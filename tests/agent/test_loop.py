@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import msgspec
 import pytest
 
 from agent.advisor.engine import evaluate_policy
 from agent.config.advisor import AdvisorConfig, LatencyConfig
 from agent.config.config import AgentConfig
+from agent.config.eviction import EvictionConfig
+from agent.eviction.runner import EvictionRunner
+from agent.journal.decisions import DecisionJournal
 from agent.loop import Loop
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.actuator.originals import OriginalsJournal
@@ -27,6 +35,7 @@ from api.measurements import CgroupLimits, RunqLatency
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import ComponentHealth, Snapshot
+from exporters.page.web_server import AgentWebServer
 from tests.agent.advisor.builders import S, pod, snapshot, waits
 from tests.agent.qrm.actuator.trees import Tree
 
@@ -360,7 +369,7 @@ async def test_the_watch_survives_a_source_that_fails(caplog: pytest.LogCaptureF
     script.read_runq_latency = refuse  # type: ignore[method-assign]
     running = asyncio.create_task(loop.run())
     await asyncio.sleep(0.2)
-    assert caplog.text.count("waits cannot be watched") == 1
+    assert caplog.text.count("run-queue latency cannot be watched") == 1
     script.waits = {100: waits({10: 100})}
     script.read_runq_latency = good  # type: ignore[method-assign]
     await asyncio.sleep(0.1)
@@ -405,3 +414,241 @@ async def test_a_new_target_counts_between_rounds_too() -> None:
     loop.stop()
     await running
     assert script.rounds[1].trigger == "wait"
+
+
+class RaisingSink:
+    """Raises in every cycle while `error` is set."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = RuntimeError("sink bug")
+
+    def publish(self, finished: Cycle) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class RaisingTriggers:
+    """A set of pressure triggers that always raises, behind a descriptor that is always readable."""
+
+    def __init__(self) -> None:
+        self.readable, writable = os.pipe()
+        os.close(writable)
+        self.calls = 0
+
+    def fileno(self) -> int:
+        return self.readable
+
+    def watch(self, cgroups: Mapping[str, int]) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def fired(self) -> bool:
+        self.calls += 1
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+
+def failures(finished: Cycle) -> dict[str, str]:
+    return {source.name: source.error for source in finished.snapshot.sources if not source.ok}
+
+
+async def test_a_sink_that_raises_is_reported_and_keeps_no_other_sink_from_its_cycle(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script, sink = Scripted(seen), RaisingSink()
+    stand_in = cast(Any, script)
+    loop = Loop(config=AgentConfig(), sensor=stand_in, actuator=stand_in, sinks=[sink, stand_in])
+    for _ in range(3):
+        loop.run_cycle("tick")
+    assert [failures(finished) for finished in script.rounds] == [
+        {},
+        *[{"sink-RaisingSink": "RuntimeError: sink bug"}] * 2,
+    ]
+    assert caplog.text.count("sink-RaisingSink failed") == 1, "the same failure is logged once"
+    sink.error = None
+    loop.run_cycle("tick")
+    assert failures(loop.run_cycle("tick")) == {}
+
+
+async def test_a_sensor_that_raises_leaves_a_cycle_without_measurements_and_without_decisions() -> None:
+    script = Scripted(seen)
+    loop = loop_over(script)
+    before = loop.run_cycle("tick")
+    decided = len(script.decided)
+    script.see = cast(Any, lambda _seq: 1 / 0)
+    failed = loop.run_cycle("tick")
+    assert failures(failed) == {"pods": "the sensor failed", "sensor": "ZeroDivisionError: division by zero"}
+    assert (failed.snapshot.seq, failed.snapshot.pods, failed.snapshot.cgroups) == (2, before.snapshot.pods, {})
+    assert all(outcome.decision.knob is not Knob.QUOTA for outcome in failed.outcomes)
+    assert len(script.decided) == decided
+    script.see = seen
+    assert failures(loop.run_cycle("tick")) == {}
+
+
+async def test_pressure_triggers_that_raise_end_neither_the_agent_nor_its_cycles(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script, triggers = Scripted(seen), RaisingTriggers()
+    stand_in = cast(Any, script)
+    loop = Loop(
+        config=AgentConfig(interval_s=0.05),
+        sensor=stand_in,
+        actuator=stand_in,
+        sinks=[stand_in],
+        triggers=cast(Any, triggers),
+    )
+    running = asyncio.create_task(loop.run())
+    await have(script, 3)
+    loop.stop()
+    await running
+    os.close(triggers.readable)
+    assert triggers.calls == 1, "the descriptor stays readable, and is watched no more"
+    assert failures(script.rounds[-1]) == {"psi-triggers": "OSError: [Errno 24] Too many open files"}
+    assert caplog.text.count("the pressure triggers failed") == 1
+
+
+class BlockedActuator(Scripted):
+    """Writes to a FIFO that has no reader from cycle 2 on: `open` blocks until `release_writer`, as on a hung file system."""
+
+    def __init__(self, see: Callable[[int], Snapshot], fifo: Path) -> None:
+        super().__init__(see)
+        self.fifo, self.blocked, self.watched = fifo, threading.Event(), 0
+        self.threads: set[str] = set()
+        os.mkfifo(fifo)
+
+    def apply(self, decisions: Sequence[Decision], now_ns: int, *, loosen: Collection[str]) -> tuple[Outcome, ...]:
+        self.threads.add(threading.current_thread().name)
+        if len(self.taken_at_ns) == 2:
+            self.blocked.set()
+            with self.fifo.open("w"):
+                pass
+        return super().apply(decisions, now_ns, loosen=loosen)
+
+    def read_runq_latency(self, wanted: Collection[int]) -> Mapping[int, RunqLatency]:
+        self.watched += self.blocked.is_set()
+        return super().read_runq_latency(wanted)
+
+    def release_writer(self) -> None:
+        """Lets the blocked `open` return. Harmless after it has."""
+        os.close(os.open(self.fifo, os.O_RDONLY | os.O_NONBLOCK))
+
+
+@asynccontextmanager
+async def blocked_cycle(tmp_path: Path, *sinks: Any) -> AsyncIterator[tuple[BlockedActuator, Loop, asyncio.Task[None]]]:
+    """A running loop whose second cycle waits in the kernel. After 5 s it is released, so that a failing test ends."""
+    script = BlockedActuator(seen, tmp_path / "knob")
+    script.waits = {100: waits({10: 100})}
+    stand_in = cast(Any, script)
+    config = AgentConfig(interval_s=0.05, watch_interval_s=0.02)
+    loop = Loop(config=config, sensor=stand_in, actuator=stand_in, sinks=[stand_in, *sinks])
+    release = threading.Timer(5, script.release_writer)
+    release.start()
+    running = asyncio.create_task(loop.run())
+    try:
+        while not script.blocked.is_set():
+            await asyncio.sleep(0.01)
+        yield script, loop, running
+    finally:
+        release.cancel()
+        script.release_writer()
+        loop.stop()
+        await asyncio.wait([running])
+
+
+async def test_a_blocked_write_stops_neither_an_http_answer_nor_the_latency_watch(tmp_path: Path) -> None:
+    server = AgentWebServer(journal=cast(Any, DecisionJournal(None)), version="test")
+    port = await server.start("127.0.0.1", 0)
+    async with blocked_cycle(tmp_path, server) as (script, _loop, _running), aiohttp.ClientSession() as session:
+        began = time.monotonic()
+        for path in ("/healthz", "/metrics", "/api/v1/view"):
+            async with session.get(f"http://127.0.0.1:{port}{path}") as response:
+                assert response.status == 200, path
+        await asyncio.sleep(0.2)
+        assert time.monotonic() - began < 2
+        assert script.watched >= 3, "the watch reads run-queue latency ten times a second, here 50 times"
+        assert len(script.rounds) == 1, "the second cycle is still blocked"
+    await server.stop()
+    assert script.threads == {"cycle_0"}
+
+
+async def test_a_latency_alarm_during_a_cycle_starts_the_next_one_at_once(tmp_path: Path) -> None:
+    async with blocked_cycle(tmp_path) as (script, loop, _running):
+        loop.apply_config(msgspec.structs.replace(AgentConfig(interval_s=60), watch_interval_s=0.02))
+        script.waits = {100: waits({10: 110, 60_000: 100})}
+        await asyncio.sleep(0.2)
+        script.release_writer()
+        await have(script, 3)
+        assert [finished.trigger for finished in script.rounds] == ["tick", "tick", "wait"]
+
+
+async def test_stop_and_cancel_wait_for_the_cycle_under_way(tmp_path: Path) -> None:
+    async with blocked_cycle(tmp_path) as (script, loop, running):
+        loop.stop()
+        await asyncio.sleep(0.1)
+        assert not running.done(), "a cycle that still writes is not left behind"
+        script.release_writer()
+        await asyncio.wait_for(running, 5)
+        assert len(script.rounds) == 2
+    (tmp_path / "cancelled").mkdir()
+    async with blocked_cycle(tmp_path / "cancelled") as (script, loop, running):
+        threading.Timer(0.2, script.release_writer).start()
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert len(script.decided) == 4, "the cycle under way wrote its last decision before"
+
+
+async def test_a_new_configuration_during_a_cycle_takes_effect_with_the_next_one(tmp_path: Path) -> None:
+    evictor = EvictionRunner(AgentConfig(), None)
+    async with blocked_cycle(tmp_path) as (script, loop, _running):
+        cast(Any, loop)._evictor = evictor
+        loop.apply_config(
+            AgentConfig(
+                interval_s=0.05,
+                advisor=AdvisorConfig(enable_reclaim=False),
+                eviction=EvictionConfig(plugins=("rss-overuse",)),
+            )
+        )
+        assert not evictor.is_enabled("rss-overuse"), "the cycle under way ends as it began"
+        script.release_writer()
+        await have(script, 3)
+        assert evictor.is_enabled("rss-overuse")
+    rules = [cast(Any, finished.advice).reported_headroom.reason.rule for finished in script.rounds[:3]]
+    assert rules[2] == "reclaim_off"
+    assert "reclaim_off" not in rules[:2]
+
+
+async def test_sinks_of_the_event_loop_are_called_on_it_and_others_in_the_cycle_thread() -> None:
+    calls: list[tuple[str, str]] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def publish(self, finished: Cycle) -> None:
+            calls.append((self.name, threading.current_thread().name))
+
+    script = Scripted(seen)
+    stand_in = cast(Any, script)
+    loop = Loop(
+        config=AgentConfig(),
+        sensor=stand_in,
+        actuator=stand_in,
+        sinks=[Named("page"), stand_in],
+        thread_sinks=[Named("journal")],
+        before_cycle=lambda: calls.append(("before", threading.current_thread().name)),
+    )
+    running = asyncio.create_task(loop.run())
+    await have(script, 1)
+    loop.stop()
+    await running
+    here = threading.current_thread().name
+    assert calls[:3] == [("before", here), ("journal", "cycle_0"), ("page", here)]
+
+
+async def test_a_sink_of_files_that_raises_is_reported_too() -> None:
+    script = Scripted(seen)
+    stand_in = cast(Any, script)
+    loop = Loop(
+        config=AgentConfig(), sensor=stand_in, actuator=stand_in, sinks=[stand_in], thread_sinks=[RaisingSink()]
+    )
+    loop.run_cycle("tick")
+    assert failures(loop.run_cycle("tick")) == {"sink-RaisingSink": "RuntimeError: sink bug"}

@@ -84,7 +84,7 @@ async def test_a_shadow_foretells_what_the_live_policy_does() -> None:
     loop = loop_with(None, script, AgentConfig(shadow=AdvisorConfig(policy="canonical")))
     for _ in range(2):
         loop.run_cycle("tick")
-    live, shadow = (cast(PolicyState, getattr(loop, name)).forecasts for name in ("_known", "_shadow"))
+    live, shadow = (cast(PolicyState, getattr(loop, name)).forecasts for name in ("_policy_state", "_shadow_state"))
     assert shadow.series is live.series is not None
     assert shadow.forecasts is live.forecasts
 

@@ -53,6 +53,6 @@ def test_waits_without_bpf_are_said_to_be_of_pods_only(
 
     monkeypatch.setattr(agent, "open_runqlat", refused)
     hierarchy = Hierarchy(v1={}, v2=tmp_path)
-    source, banner = agent._open_waits(hierarchy, blame=True, watching=watching)
+    source, banner = agent._open_latencies(hierarchy, blame=True, watching=watching)
     source.close()
     assert banner == (f"{begins}bpf() is refused: run as root.",)

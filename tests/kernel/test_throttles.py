@@ -13,6 +13,7 @@ import pytest
 from api.histogram import BOUNDS_NS, slot_of
 from api.interfaces import ProbeReading, Unavailable
 from api.measurements import Durations
+from probes.per_cgroup_probe import NO_DURATIONS
 from probes.throttles import ThrottlesProbe, open_throttles
 from tests.kernel.open_probes import LAST_CPU, PINNED, eventually, opened
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -262,3 +263,88 @@ def test_an_ended_compiler_starts_nothing(tmp_path: Path) -> None:
     compiler.end()
     with pytest.raises(Unavailable, match="loading of probes was ended"):
         compiler.load(JOB)
+
+
+def test_a_read_while_a_retry_succeeds_raises_the_old_reason_or_reads_the_probe() -> None:
+    """The cycle thread reads while the loading thread replaces the reason by the probe."""
+
+    class Replaced(DeferredProbe):
+        """The retry succeeds right after the first look at the reason."""
+
+        looks = 0
+
+        @property
+        def _refusal(self) -> Unavailable | None:
+            self.looks += 1
+            return Unavailable("the compiler was killed", "wait") if self.looks == 1 else None
+
+        @_refusal.setter
+        def _refusal(self, value: Unavailable | None) -> None: ...
+
+    with pytest.raises(Unavailable, match="the compiler was killed"):
+        Replaced("a", lambda: Counting("a")).read({})
+
+    class Closed(DeferredProbe):
+        """The probe is closed right after the first look at it."""
+
+        looks = 0
+
+        @property
+        def _probe(self) -> Probe | None:
+            self.looks += 1
+            return Counting("a") if self.looks == 1 else None
+
+        @_probe.setter
+        def _probe(self, value: Probe | None) -> None: ...
+
+    for look in (
+        lambda late: late.read({}),
+        lambda late: late.problem(),
+        lambda late: late.lost_events,
+        lambda late: late.form,
+    ):
+        look(Closed("a", lambda: Counting("a")))
+
+
+@pytest.mark.parametrize("moment", ["before the new compiler", "after the new compiler"])
+def test_closing_at_the_moment_of_a_retry_starts_no_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Whichever side wins, no child outlives `close`, and `close` returns."""
+    monkeypatch.setattr(background_module, "RETRY_S", 0.05)
+    python, closing = killed_at(tmp_path, 100), list[threading.Thread]()
+
+    def lose() -> Probe:
+        load(JOB, child_python=python)
+        raise AssertionError("a killed child has loaded a probe")
+
+    class Retried(Compiler):
+        made = 0
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            Retried.made += 1
+            if Retried.made == 2 and moment.startswith("before"):
+                close_elsewhere()
+            super().__init__(*arguments, **options)
+
+        def load(self, job: Job) -> Any:
+            if Retried.made == 2:
+                close_elsewhere()
+            return super().load(job)
+
+    def close_elsewhere() -> None:
+        closing.append(threading.Thread(target=loader.close))
+        closing[0].start()
+        assert loader._closed.wait(10)
+        time.sleep(0.05)  # so that `close` has ended the compiler that it found
+
+    monkeypatch.setattr(background_module, "Compiler", Retried)
+    loader = DeferredLoader([("lost", lose)], python)
+    loader.start()
+    deadline = time.monotonic() + 20
+    while not closing:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    closing[0].join(10)
+    assert not closing[0].is_alive()
+    assert len((tmp_path / "pids").read_text().split()) == 1, "the retry started no child"

@@ -144,7 +144,7 @@ async def test_a_pod_is_asked_once_by_its_uid_and_watched_until_it_is_gone(
     server = Server()
     async with killing(server, form) as seen:
         seen.killer.evict(pod(), grace_s, "because")
-        assert (seen.killer.terminating, seen.killer.held) == (frozenset(), {}), "nobody waited for"
+        assert (seen.killer.terminating, seen.killer.blocked) == (frozenset(), {}), "nobody waited for"
         await seen.until("it is told", lambda: seen.told == [CREATED])
         assert seen.killer.terminating == {"shop/batch"}
         looks = server.looks
@@ -172,7 +172,7 @@ async def test_a_budget_is_waited_for_as_long_as_the_server_says_and_told_once()
     async with killing(server) as seen:
         started = time.monotonic()
         seen.killer.evict(pod(), 5.0, "because")
-        await seen.until("it is held", lambda: seen.killer.held == {"shop/batch": EvictionBlock.BUDGET})
+        await seen.until("it is held", lambda: seen.killer.blocked == {"shop/batch": EvictionBlock.BUDGET})
         assert (seen.killer.stuck, seen.killer.terminating) == ({"shop/batch"}, frozenset())
         assert seen.killer.problem() is None, "a budget is no trouble of ours"
         await seen.until("the budget allows it", lambda: CREATED in seen.told)
@@ -188,28 +188,28 @@ async def test_a_budget_is_waited_for_as_long_as_the_server_says_and_told_once()
     [
         (parse_api_error(404, GONE), MethodResult.GONE, None, None),
         # Nobody serves that path: of the pod this says nothing.
-        (parse_api_error(404, b"404 page not found\n"), MethodResult.HELD, EvictionBlock.BUSY, None),
+        (parse_api_error(404, b"404 page not found\n"), MethodResult.BLOCKED, EvictionBlock.BUSY, None),
         (
             parse_api_error(404, b'{"kind":"Status","reason":"NotFound","code":404}'),
-            MethodResult.HELD,
+            MethodResult.BLOCKED,
             EvictionBlock.BUSY,
             None,
         ),
-        (ApiError(403, "Forbidden", "m"), MethodResult.HELD, EvictionBlock.REFUSED, 60),
-        (ApiError(422, "Invalid", "m"), MethodResult.HELD, EvictionBlock.REFUSED, 60),
+        (ApiError(403, "Forbidden", "m"), MethodResult.BLOCKED, EvictionBlock.REFUSED, 60),
+        (ApiError(422, "Invalid", "m"), MethodResult.BLOCKED, EvictionBlock.REFUSED, 60),
         # More than one budget for a pod, which the API server cannot judge.
-        (ApiError(500, "InternalError", "m"), MethodResult.HELD, EvictionBlock.BUSY, None),
-        (ApiError(503, "", "m", retry_after_s=7), MethodResult.HELD, EvictionBlock.BUSY, 7),
-        (ApiError(409, "Conflict", "m"), MethodResult.HELD, EvictionBlock.BUSY, None),
+        (ApiError(500, "InternalError", "m"), MethodResult.BLOCKED, EvictionBlock.BUSY, None),
+        (ApiError(503, "", "m", retry_after_s=7), MethodResult.BLOCKED, EvictionBlock.BUSY, 7),
+        (ApiError(409, "Conflict", "m"), MethodResult.BLOCKED, EvictionBlock.BUSY, None),
         # Of its own queues, not of a budget.
-        (ApiError(429, "TooManyRequests", "m", retry_after_s=1), MethodResult.HELD, EvictionBlock.BUSY, 1),
+        (ApiError(429, "TooManyRequests", "m", retry_after_s=1), MethodResult.BLOCKED, EvictionBlock.BUSY, 1),
     ],
 )
 def test_what_refusals_mean(
     error: ApiError, result: MethodResult, held: EvictionBlock | None, wait_s: float | None
 ) -> None:
     answer = response_of_error(error, pod())
-    assert (answer.result, answer.held, answer.wait_s) == (result, held, wait_s)
+    assert (answer.result, answer.block, answer.wait_s) == (result, held, wait_s)
 
 
 @pytest.mark.parametrize(("retry_s", "wait_s"), [(None, 5.0), (10.0, 10.0), (0.0, 5.0)])
@@ -217,7 +217,7 @@ def test_a_budget_without_a_time_is_asked_again_in_five_seconds(retry_s: float |
     error = ApiError(429, "TooManyRequests", "m", retry_after_s=retry_s)
     error.causes = ("DisruptionBudget",)
     answer = response_of_error(error, pod())
-    assert (answer.held, answer.wait_s) == (EvictionBlock.BUDGET, wait_s)
+    assert (answer.block, answer.wait_s) == (EvictionBlock.BUDGET, wait_s)
 
 
 async def test_a_pod_that_came_back_under_the_same_name_stays() -> None:
@@ -227,7 +227,7 @@ async def test_a_pod_that_came_back_under_the_same_name_stays() -> None:
         await seen.until("it is gone", lambda: seen.told == [SUCCEEDED])
     assert server.metadata is not None
     assert "deletionTimestamp" not in server.metadata
-    assert seen.messages == ["The pod is gone, and was not asked; reason: because"]
+    assert seen.messages == ["The pod is gone without an eviction; reason: because"]
 
 
 async def test_an_answer_that_is_lost_leads_to_no_second_request() -> None:
@@ -246,11 +246,11 @@ async def test_busy_and_absent_servers_are_asked_again_and_again_and_who_refuses
     server.next = [status(500, "more than one budget") for _ in range(5)]
     async with killing(server) as seen:
         seen.killer.evict(pod(), None, "because")
-        await seen.until("it is held", lambda: seen.killer.held == {"shop/batch": EvictionBlock.BUSY})
+        await seen.until("it is held", lambda: seen.killer.blocked == {"shop/batch": EvictionBlock.BUSY})
         await seen.until("it is stuck", lambda: seen.killer.stuck == {"shop/batch"})
         trouble = seen.killer.problem()
         assert trouble is not None
-        assert "shop/batch has to leave: the API server: 500: more than one budget" in trouble.reason
+        assert "shop/batch cannot be evicted: the API server: 500: more than one budget" in trouble.reason
         await seen.until("it is told in the end", lambda: CREATED in seen.told)
         assert seen.killer.problem() is None
     assert seen.told == [FAILED, CREATED], "told once, not at each try"
@@ -265,12 +265,12 @@ async def away(request: web.Request) -> web.StreamResponse:
 async def test_while_nobody_answers_a_pod_is_neither_leaving_nor_stuck() -> None:
     async with killing(Other(away)) as seen:
         seen.killer.evict(pod(), None, "because")
-        await seen.until("it is held", lambda: seen.killer.held == {"shop/batch": EvictionBlock.UNREACHABLE})
+        await seen.until("it is held", lambda: seen.killer.blocked == {"shop/batch": EvictionBlock.UNREACHABLE})
         assert (seen.killer.terminating, seen.killer.stuck) == (frozenset(), frozenset())
-        seen.killer.withdraw("shop/batch", "the trouble is over")
+        seen.killer.cancel("shop/batch", "the trouble is over")
         await seen.until("it is let go", lambda: EvictionEventReason.CANCELLED in seen.told)
     assert seen.told == [FAILED, EvictionEventReason.CANCELLED]
-    assert seen.messages[-1] == "The pod stays: the trouble is over; it was to leave because: because"
+    assert seen.messages[-1] == "Cancelled the eviction: the trouble is over; reason of the eviction: because"
 
 
 class Other(Server):
@@ -286,13 +286,13 @@ async def test_who_is_withdrawn_is_not_asked_any_more_and_who_was_told_goes() ->
     server.next = [status(429, *BUDGET)]
     async with killing(server) as seen:
         seen.killer.evict(pod(), None, "because")
-        await seen.until("it is held", lambda: bool(seen.killer.held))
-        seen.killer.withdraw("shop/batch", "it is over")
+        await seen.until("it is held", lambda: bool(seen.killer.blocked))
+        seen.killer.cancel("shop/batch", "it is over")
         await seen.until("it is let go", lambda: seen.told[-1:] == [EvictionEventReason.CANCELLED])
-        assert (seen.killer.held, seen.killer.stuck, len(server.asked)) == ({}, frozenset(), 1)
+        assert (seen.killer.blocked, seen.killer.stuck, len(server.asked)) == ({}, frozenset(), 1)
         seen.killer.evict(pod(), None, "again")
         await seen.until("it is told", lambda: seen.told[-1:] == [CREATED])
-        seen.killer.withdraw("shop/batch", "too late")
+        seen.killer.cancel("shop/batch", "too late")
         looks = server.looks
         await seen.until("it is watched on", lambda: server.looks > looks + 1)
     assert seen.told == [FAILED, EvictionEventReason.CANCELLED, CREATED]
@@ -358,7 +358,9 @@ async def test_a_pod_is_late_after_one_and_a_half_times_its_grace_and_ten_second
         await seen.until("it is late", lambda: seen.told == [CREATED, EvictionEventReason.EXCEEDED])
         assert seen.killer.stuck == seen.killer.terminating == {"shop/batch"}
         assert seen.messages[-1].startswith(
-            "The pod was given 86400 s and is there 900 s" if given_s > late_s else "Container"
+            "The pod still exists 900 s after the eviction, with a grace period of 86400 s"
+            if given_s > late_s
+            else "Container"
         )
         server.metadata = None
         await seen.until("and goes in the end", lambda: seen.told[-1] is SUCCEEDED)
@@ -388,13 +390,13 @@ async def test_a_pod_whose_request_was_cancelled_by_others_is_judged_anew() -> N
     """What the killer waits for was cancelled, and not the killer: the pod would be on its way out for ever."""
 
     class Cancelled:
-        async def ask(self, pod: Pod, grace_s: float | None) -> MethodResponse:
+        async def evict(self, pod: Pod, grace_s: float | None) -> MethodResponse:
             inner = asyncio.create_task(asyncio.Event().wait())
             inner.cancel()
             await inner
             raise AssertionError
 
-        async def look(self, pod: Pod) -> PodObservation | None:
+        async def observe(self, pod: Pod) -> PodObservation | None:
             return None
 
         def forget(self, pod: Pod) -> None:
@@ -416,6 +418,23 @@ async def test_nothing_is_left_when_the_agent_ends() -> None:
         seen.killer.close()
 
         def working() -> list[object]:
-            return [task for task in asyncio.all_tasks() if "AskingKiller" in repr(task.get_coro())]
+            return [task for task in asyncio.all_tasks() if "ApiEvictor" in repr(task.get_coro())]
 
         await seen.until("its tasks end", lambda: not working())
+
+
+async def test_the_cycle_thread_may_evict_cancel_and_read_while_the_event_loop_works() -> None:
+    """The cycle runs in a thread of its own, in which no task of the event loop can be created."""
+    server = Server()
+    server.next = [status(429, *BUDGET)]
+    async with killing(server) as seen:
+        await asyncio.to_thread(seen.killer.evict, pod(), None, "because")
+        await seen.until("it is blocked", lambda: seen.killer.blocked == {"shop/batch": EvictionBlock.BUDGET})
+        await asyncio.to_thread(seen.killer.cancel, "shop/batch", "it is over")
+        await seen.until("it is cancelled", lambda: seen.told[-1:] == [EvictionEventReason.CANCELLED])
+        await asyncio.to_thread(seen.killer.evict, pod(), None, "again")
+        deadline = time.monotonic() + 20
+        while await asyncio.to_thread(lambda: seen.killer.terminating) != {"shop/batch"}:
+            assert time.monotonic() < deadline
+        assert [event.reason for event in await asyncio.to_thread(seen.killer.outcomes)] == [CREATED]
+        assert await asyncio.to_thread(lambda: (seen.killer.stuck, seen.killer.problem())) == (frozenset(), None)

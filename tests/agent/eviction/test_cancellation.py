@@ -106,11 +106,11 @@ def test_rounds_withdraw_a_pod_at_once_whose_plugin_is_switched_off() -> None:
     killer = Remembering()
     evictor = EvictionRunner(config(RSS), killer)
     evictor.run_cycle(sizes(100, batch=200, web=1), None, PolicyState(), 100 * S)
-    killer.terminating, killer.held = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
+    killer.terminating, killer.blocked = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
     evictor.apply_config(config())
     shown = evictor.run_cycle(sizes(106, batch=200, web=1), None, PolicyState(), 106 * S)
     assert shown.thresholds == ()
-    assert killer.withdrawn == [("default/batch", f"{RSS} does not judge any more")]
+    assert killer.cancelled == [("default/batch", f"{RSS} does not judge any more")]
 
 
 def test_what_nobody_remembers_is_withdrawn() -> None:
@@ -129,14 +129,14 @@ def test_rounds_withdraw_a_pod_that_could_not_be_asked_once_the_trouble_is_over(
         return evictor.run_cycle(sizes(at_s, batch=size, web=1), None, PolicyState(), round(at_s * S))
 
     turn(100, 200)
-    killer.terminating, killer.held = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
+    killer.terminating, killer.blocked = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
     shown = turn(106, 200)
-    assert (shown.held, killer.withdrawn) == ({"default/batch": EvictionBlock.UNREACHABLE}, [])
+    assert (shown.held, killer.cancelled) == ({"default/batch": EvictionBlock.UNREACHABLE}, [])
     for at_s in (120, 126, 132, 138, 144):
         turn(at_s, 1)
-    assert killer.withdrawn == []
+    assert killer.cancelled == []
     turn(150, 1)
-    assert killer.withdrawn == [("default/batch", f"{RSS} finds no more trouble, or cannot tell")]
+    assert killer.cancelled == [("default/batch", f"{RSS} finds no more trouble, or cannot tell")]
 
 
 def test_rounds_ask_again_while_the_trouble_lasts() -> None:
@@ -144,8 +144,8 @@ def test_rounds_ask_again_while_the_trouble_lasts() -> None:
     evictor = EvictionRunner(config(RSS), killer)
     for at_s in range(100, 160, 6):
         evictor.run_cycle(sizes(at_s, batch=200, web=1), None, PolicyState(), at_s * S)
-        killer.terminating, killer.held = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
-    assert killer.withdrawn == []
+        killer.terminating, killer.blocked = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
+    assert killer.cancelled == []
     assert killer.asked == [("default/batch", None)] * 2, "at 100 s, and when it was not gone 45 s later"
 
 
@@ -191,12 +191,12 @@ class Rounds:
 
     def run_cycle(self, at_s: int, size: int) -> list[tuple[str, str]]:
         """What is withdrawn at that time, where the pod has so many MiB of the 105 that it may have."""
-        before = len(self.killer.withdrawn)
+        before = len(self.killer.cancelled)
         samples = {"batch": {"memory_stat": {"rss": size * MIB}, "threads": 2}}
         self.evictor.run_cycle(situation(at_s, [DAY], samples=samples).snapshot, None, PolicyState(), at_s * S)
-        self.killer.terminating, self.killer.held = frozenset(), self.held
+        self.killer.terminating, self.killer.blocked = frozenset(), self.held
         self.killer.stuck = frozenset(self.held) if EvictionBlock.BUDGET in self.held.values() else frozenset()
-        return self.killer.withdrawn[before:]
+        return self.killer.cancelled[before:]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_pod_that_takes_a_day_stays_once_the_trouble_is_over(held: EvictionBlo
     """Of the others here only a budget makes the killer say that it is stuck."""
     rounds = Rounds(held)
     assert next(at for at in range(105, 1200, 5) if rounds.run_cycle(at, 1)) == from_s
-    assert rounds.killer.withdrawn == [("default/batch", OVER)]
+    assert rounds.killer.cancelled == [("default/batch", OVER)]
 
 
 @pytest.mark.parametrize(("held", "asked"), [(EvictionBlock.BUDGET, 1), (EvictionBlock.UNREACHABLE, 25)])
@@ -224,7 +224,7 @@ def test_who_was_withdrawn_counts_as_here() -> None:
     """The trouble is over at 105 s and back at 110 s: the pod was sent 10 s ago, and nobody has told it to go."""
     rounds = Rounds(EvictionBlock.BUDGET)
     assert rounds.run_cycle(105, 1) == [("default/batch", OVER)]
-    rounds.held, rounds.killer.held, rounds.killer.stuck = {}, {}, frozenset()
+    rounds.held, rounds.killer.blocked, rounds.killer.stuck = {}, {}, frozenset()
     rounds.run_cycle(110, 200)
     assert rounds.killer.asked == [("default/batch", None)] * 2
 
@@ -248,7 +248,7 @@ def test_others_leave_in_the_place_of_whom_a_budget_keeps_also_where_victims_are
     for at_s in range(70, 101, 5):
         turn(at_s)
     assert killer.asked == [("default/a", None)]
-    killer.terminating, killer.held = frozenset(), {"default/a": held}
+    killer.terminating, killer.blocked = frozenset(), {"default/a": held}
     killer.stuck = frozenset({"default/a"}) if held is EvictionBlock.BUDGET else frozenset()
     second = None
     for at_s in range(105, 145, 5):

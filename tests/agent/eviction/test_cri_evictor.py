@@ -72,7 +72,7 @@ async def test_containers_of_the_pod_that_run_are_stopped_with_its_grace(
 ) -> None:
     made = runtime()
     server = await made.begin(tmp_path / "c.sock")
-    answer = await CriEvictor(tmp_path / "c.sock", 5).ask(pod(own_s=own_s), grace_s)
+    answer = await CriEvictor(tmp_path / "c.sock", 5).evict(pod(own_s=own_s), grace_s)
     assert (answer.result, answer.text) == (MethodResult.DONE, "Successfully kill container main, mesh")
     assert sorted(made.stopped) == [("aa", sent), ("bb", sent)]
     await server.stop()
@@ -82,11 +82,11 @@ async def test_a_pod_of_another_uid_is_gone_as_far_as_this_goes(tmp_path: Path) 
     made = runtime()
     server = await made.begin(tmp_path / "c.sock")
     way = CriEvictor(tmp_path / "c.sock", 5)
-    assert (await way.ask(pod(uid="uid-before"), None)).result is MethodResult.GONE
-    seen = await way.look(pod(uid="uid-before"))
+    assert (await way.evict(pod(uid="uid-before"), None)).result is MethodResult.GONE
+    seen = await way.observe(pod(uid="uid-before"))
     assert seen is not None
     assert seen.gone
-    seen = await way.look(pod())
+    seen = await way.observe(pod())
     assert seen is not None
     assert not seen.gone
     assert made.stopped == []
@@ -99,13 +99,13 @@ async def test_a_container_that_came_while_the_runtime_refused_stays(tmp_path: P
     made.refuses = True
     server = await made.begin(tmp_path / "c.sock")
     way = CriEvictor(tmp_path / "c.sock", 5)
-    assert (await way.ask(pod(), 5)).result is MethodResult.HELD
+    assert (await way.evict(pod(), 5)).result is MethodResult.BLOCKED
     made.refuses = False
     del made.containers["aa"]
     made.run("web", "main", "ee")
-    assert (await way.ask(pod(), 5)).result is MethodResult.DONE
+    assert (await way.evict(pod(), 5)).result is MethodResult.DONE
     assert made.stopped == [("bb", 5)]
-    assert (await way.ask(pod(), 5)).result is MethodResult.DONE
+    assert (await way.evict(pod(), 5)).result is MethodResult.DONE
     assert sorted(made.stopped) == [("bb", 5), ("bb", 5), ("ee", 5)], "for another wish all that runs is meant"
     await server.stop()
 
@@ -118,17 +118,17 @@ async def test_a_wish_that_was_given_up_leaves_nothing_of_it_to_the_next(tmp_pat
     way = CriEvictor(tmp_path / "c.sock", 5)
     killer = ApiEvictor(lambda _: way)
     killer.evict(pod(), 5, "trouble")
-    while not killer.held:
+    while not killer.blocked:
         await asyncio.sleep(0.01)
-    killer.withdraw("shop/web", "it is over")
-    while killer.held:
+    killer.cancel("shop/web", "it is over")
+    while killer.blocked:
         await asyncio.sleep(0.01)
     assert [each.reason for each in killer.outcomes()] == [EvictionEventReason.FAILED, EvictionEventReason.CANCELLED]
     made.refuses = False
     for old in ("aa", "bb"):
         del made.containers[old]
     made.run("web", "main", "ee")
-    answer = await way.ask(pod(), 5)
+    answer = await way.evict(pod(), 5)
     assert (answer.text, made.stopped) == ("Successfully kill container main", [("ee", 5)])
     killer.close()
     await server.stop()
@@ -140,13 +140,13 @@ async def test_a_pod_of_which_nothing_runs_now_is_there_still(tmp_path: Path) ->
         del made.containers[one]
     server = await made.begin(tmp_path / "c.sock")
     way = CriEvictor(tmp_path / "c.sock", 5)
-    answer = await way.ask(pod(), 5)
+    answer = await way.evict(pod(), 5)
     assert (answer.result, answer.text, made.stopped) == (
         MethodResult.DONE,
         "Successfully kill container (none ran)",
         [],
     )
-    seen = await way.look(pod())
+    seen = await way.observe(pod())
     assert seen is not None
     assert not seen.gone
     await server.stop()
@@ -169,8 +169,8 @@ async def test_a_runtime_that_will_not_or_is_away_holds_the_pod(
     server = await made.begin(tmp_path / "c.sock", stops=trouble != "cannot")
     path = tmp_path / ("away.sock" if trouble == "away" else "c.sock")
     way = CriEvictor(path, 0.5)
-    answer = await way.ask(pod(), None)
-    assert (answer.result, answer.held) == (MethodResult.HELD, held)
+    answer = await way.evict(pod(), None)
+    assert (answer.result, answer.block) == (MethodResult.BLOCKED, held)
     if held is EvictionBlock.UNREACHABLE:
-        assert await way.look(pod()) is None
+        assert await way.observe(pod()) is None
     await server.stop()

@@ -74,11 +74,11 @@ def test_who_was_deleted_with_a_grace_of_a_day_keeps_nobody_for_so_long(
 class Slow:
     """Accepts, and the pod takes a day."""
 
-    async def ask(self, pod: Pod, grace_s: float | None) -> MethodResponse:
-        return MethodResponse(result=MethodResult.ASKED)
+    async def evict(self, pod: Pod, grace_s: float | None) -> MethodResponse:
+        return MethodResponse(result=MethodResult.REQUESTED)
 
-    async def look(self, pod: Pod) -> PodObservation | None:
-        return PodObservation(told=True, grace_s=DAY_S)
+    async def observe(self, pod: Pod) -> PodObservation | None:
+        return PodObservation(terminating=True, grace_s=DAY_S)
 
     def forget(self, pod: Pod) -> None:
         pass

@@ -45,11 +45,11 @@ class Remembering:
         self.gone: list[EvictionEvent] = []
         self.terminating: frozenset[str] = frozenset()
         self.stuck: frozenset[str] = frozenset()
-        self.held: dict[str, EvictionBlock] = {}
-        self.withdrawn: list[tuple[str, str]] = []
+        self.blocked: dict[str, EvictionBlock] = {}
+        self.cancelled: list[tuple[str, str]] = []
 
-    def withdraw(self, pod: str, why: str) -> None:
-        self.withdrawn.append((pod, why))
+    def cancel(self, pod: str, reason: str) -> None:
+        self.cancelled.append((pod, reason))
 
     def close(self) -> None:
         pass

@@ -96,7 +96,7 @@ def test_whose_layers_are_full_leaves_by_the_uid_that_they_are_of() -> None:
     for uid in ("u-before", BATCH.uid):
         killer = Remembering()
         evictor = EvictionRunner(said, killer)
-        assert evictor.wants(PRESSURE)
+        assert evictor.is_enabled(PRESSURE)
         evictor.rootfs = lambda uid=uid: {uid: RootfsUse(used_bytes=GIB, inodes=1)}  # type: ignore[misc]
         seen = situation(100, [BATCH], samples={"batch": {"threads": 1}}, node={"filesystems": {"/": room}}).snapshot
         found = evictor.run_cycle(seen, None, PolicyState(), 100 * S)

@@ -71,7 +71,7 @@ class Agent:
         self.script = Scripted(seen)
         script = cast(Any, self.script)
         sinks = (*self.neighbours.sinks, script)
-        self.loop = Loop(config=config, sensor=script, actuator=script, sinks=sinks, neighbours=self.neighbours)
+        self.loop = Loop(config=config, sensor=script, actuator=script, sinks=sinks, peers=self.neighbours)
 
     def problem(self, name: str) -> str:
         (found,) = (one for one in self.neighbours.sources if one.name == name)
@@ -124,7 +124,7 @@ async def test_one_agent_carries_out_what_another_advises(short: Path) -> None:
         assert len(parse_cpu_list(wanted["/kubepods/batch", Knob.CPUSET])) >= reclaim.cpus
         assert advisor.neighbours.peers() == {"qrm-plugin": 2}
         # What the plugin has is where the advisor's next round begins.
-        known, told = advisor.neighbours.before(cast(Any, advisor.loop)._known)
+        known, told = advisor.neighbours.before(cast(Any, advisor.loop)._policy_state)
         assert known.cpus.pod("u-bound")["main"].cpus == set(parse_cpu_list(wanted["/kubepods/bound", Knob.CPUSET]))
         assert (told.cpu, told.memory) == (None, None)
         assert set(advisor.neighbours.ages_s()) == {("given", "cpu"), ("given", "memory")}
@@ -233,7 +233,7 @@ async def test_plugins_are_put_back_where_a_kubelet_cleaned_and_announced_to_it(
         ask.container_type, ask.resource_name = plugin.MAIN, "cpu"
         ask.resource_requests["cpu"] = 2
         await peer.call("Allocate", ask)
-        known, _told = agent.neighbours.before(cast(Any, agent.loop)._known)
+        known, _told = agent.neighbours.before(cast(Any, agent.loop)._policy_state)
         assert known.cpus.pod("u-new")["main"].owner_pool_name == "share"
         await peer.close()
         await manager.stop()

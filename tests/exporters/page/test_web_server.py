@@ -7,7 +7,9 @@ import gzip
 import json
 import logging
 import socket
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +433,17 @@ async def test_publish_never_raises_and_health_tells(client: Client, caplog: pyt
     assert (await client.get("/healthz"))[0] == 200, "rounds come, and do their work"
     client.server.publish(busy_cycle(3))
     assert (await client.json("/api/v1/view"))["seq"] == 3
+
+
+async def test_bodies_are_computed_while_every_thread_of_the_default_executor_hangs(client: Client) -> None:
+    """A name server or a disk that hangs occupies its threads for seconds; a scrape must not wait for it."""
+    release = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    blocked = asyncio.create_task(asyncio.to_thread(release.wait, 10))
+    try:
+        async with asyncio.timeout(5):
+            for path in ("/metrics", "/api/v1/decisions"):
+                assert (await client.get(path))[0] == 200, path
+    finally:
+        release.set()
+        await blocked
