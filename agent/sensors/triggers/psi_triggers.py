@@ -128,15 +128,14 @@ class PsiTriggerSet:
             self._epoll.register(trigger.fileno(), select.EPOLLPRI)
 
     def fired(self) -> bool:
-        """Called when `fileno` is readable: whether a trigger fired. One whose cgroup is gone is dropped instead.
-
-        The kernel clears an event as soon as anybody polls for it, and waiting for `fileno` has polled: finding nothing
-        ready is what a trigger that fired looks like from here.
-        """
+        """Return whether a trigger fired; call it when `fileno` is readable. Triggers of removed cgroups are dropped."""
+        # A poll clears the event of a PSI trigger (kernel/sched/psi.c, psi_trigger_poll), and waiting for `fileno` polls
+        # the triggers up to the first that is ready (fs/eventpoll.c, __ep_eventpoll_poll). So an alarm may be gone by
+        # now: without a removed cgroup as the cause of the wake-up, or with other triggers still armed, assume one.
         dead = {fd for fd, event in self._epoll.poll(0) if event & select.EPOLLERR}
         for fd in dead:
             self._disarm(self._by_fd[fd])
-        return not dead
+        return not dead or bool(self._armed)
 
     def close(self) -> None:
         """Disarm all. Idempotent."""
