@@ -24,7 +24,7 @@ import msgspec
 from agent import components
 from agent.components import open_journals
 from agent.config.config import AgentConfig
-from agent.config.loader import ConfigError
+from agent.config.loader import ConfigError, NodeCheck
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.log import CycleLog
@@ -131,25 +131,34 @@ def main(options: AgentOptions) -> int:
     document, config = components.load_node_settings(
         options.config, registry.PROBE_NAMES, PROC if options.kubelet else None
     )
-    if options.config is not None and (found := _node_mismatch(config)):
-        raise ConfigError(f"{options.config}: {found}")
+    check_node = _open_node_check() if options.config is not None or options.node else _fits_every_node
+    if mismatch := check_node(config):
+        raise ConfigError(f"{options.config}: {mismatch}")
     if config.exporters.token_review and not options.node:
         raise ConfigError(
             f"{options.config}: exporters.tokenReview: it is the API server that knows tokens; give --node too"
         )
     # A file that cannot hold is refused before anything else.
-    return asyncio.run(_run(options, document, config, _static_pods(options.pods, config)))
+    return asyncio.run(_run(options, document, config, _static_pods(options.pods, config), check_node))
 
 
-def _node_mismatch(config: AgentConfig) -> str:
-    """What the settings keep back and this node lacks; empty where it lacks nothing."""
+def _fits_every_node(_defaults: AgentConfig) -> str:
+    return ""
+
+
+def _open_node_check() -> NodeCheck:
+    """Return a check of settings against this node: the first that it cannot hold, or an empty text.
+
+    The node is read here and only here: dynamic configuration checks on the event loop, several times per change.
+    """
     from agent.config.node_check import check_against_node  # noqa: PLC0415 - the defaults fit everywhere
 
     reader = NodeReader(PROC, SYS)
     node = reader.read()
     reader.close()
-    numa = {number: one.meminfo["MemTotal"] for number, one in node.numa.items() if "MemTotal" in one.meminfo}
-    return check_against_node(config, read_topology(SYS), node.memory_total_bytes, numa)
+    numa_bytes = {numa: facts.meminfo["MemTotal"] for numa, facts in node.numa.items() if "MemTotal" in facts.meminfo}
+    topology, memory_bytes = read_topology(SYS), node.memory_total_bytes
+    return lambda config: check_against_node(config, topology, memory_bytes, numa_bytes)
 
 
 def _static_pods(path: Path | None, config: AgentConfig) -> PodSource:
@@ -172,7 +181,13 @@ def _pod_parsing_context(config: AgentConfig) -> PodParsingContext:
     return PodParsingContext(dialect=config.qos.dialect(), numa_nodes=read_topology(SYS).numa_nodes or None)
 
 
-async def _run(options: AgentOptions, file: Mapping[str, Any], config: AgentConfig, pods: PodSource) -> int:
+async def _run(
+    options: AgentOptions,
+    file: Mapping[str, Any],
+    config: AgentConfig,
+    pods: PodSource,
+    check_node: NodeCheck,
+) -> int:
     hierarchy, state = detect_hierarchy(PROC), (options.state_dir, read_boot_id(PROC))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READER_THREADS, "reader"))
     async with AsyncExitStack() as stack:
@@ -183,7 +198,7 @@ async def _run(options: AgentOptions, file: Mapping[str, Any], config: AgentConf
         cluster = components.ClusterConnection(
             options.node, options.state_dir if originals else None, kubelet=options.kubelet
         )
-        config, told_missing = cluster.open(file, config, _node_mismatch)
+        config, told_missing = cluster.open(file, config, check_node)
         act, act_missing = _effective_act(options.act, files, originals, pods, config)
         waits, probes, waits_missing = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
         node_knobs, knobs_missing = components.open_node_knobs(config, act, hierarchy, state, SYS)

@@ -18,7 +18,7 @@ import msgspec
 
 from agent.config.config import AgentConfig
 from agent.config.eviction import EvictionConfig, EvictionMethodName
-from agent.config.loader import build_config, find_runtime_socket, load_document
+from agent.config.loader import NodeCheck, build_config, find_runtime_socket, load_document
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.forecast_file import ForecastFile
@@ -222,7 +222,7 @@ class ClusterConnection:
         self._evicting: tuple[CycleComponent, ...] = ()
 
     def open(
-        self, file: Mapping[str, Any], config: AgentConfig, fits: Callable[[AgentConfig], str]
+        self, file: Mapping[str, Any], config: AgentConfig, check_node: NodeCheck
     ) -> tuple[AgentConfig, tuple[str, ...]]:
         """The settings that come of the file and of what was obeyed last, and what of that was lost. Raises Unavailable."""
         self._file, self._config = file, config
@@ -232,7 +232,7 @@ class ClusterConnection:
         from agent.dynamic_config.last_good import LastGoodFile  # noqa: PLC0415
 
         saved = None if self._state_dir is None else LastGoodFile(self._state_dir, self._node)
-        self._rules = DynamicConfig(file, config, fits, saved)
+        self._rules = DynamicConfig(file, config, check_node, saved)
         return self._rules.config, self._rules.messages
 
     async def join(

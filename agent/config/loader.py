@@ -4,7 +4,7 @@ Also finds the container runtime's socket where the settings do not name it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ from common.yaml_guard import MAX_DOCUMENT_BYTES, YamlDocumentError, check_yaml
 
 ALWAYS_ON_PROBE = "runqlat"
 """`dioptase probe` lists it among the others, and the agent cannot do without."""
+
+
+NodeCheck = Callable[[AgentConfig], str]
+"""Returns the first setting that this node cannot hold, or an empty text (agent.config.node_check)."""
 
 
 class ConfigError(ValueError):

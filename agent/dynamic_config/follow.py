@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agent.config.config import AgentConfig
+from agent.config.loader import NodeCheck
 from agent.dynamic_config.last_good import LastGoodFile
-from agent.dynamic_config.merge import ConfigObject, NodeCheck, ResolvedConfig, resolve_config
+from agent.dynamic_config.merge import ConfigObject, ResolvedConfig, resolve_config
 from agent.dynamic_config.translate import CONFIG_KINDS, GROUP, VERSION
 from api.interfaces import ProbeReading, Unavailable
 from api.katalyst.kcc import CustomNodeConfig, TargetConfig

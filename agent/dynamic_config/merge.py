@@ -6,19 +6,16 @@ stays.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from agent.config.config import AgentConfig
 from agent.config.eviction import DEFAULT_PLUGINS, PLUGIN_NAMES
-from agent.config.loader import ConfigError, build_config
+from agent.config.loader import ConfigError, NodeCheck, build_config
 from agent.dynamic_config.mappings.field_mapping import PLUGINS_PATH, SettingPath
 from agent.dynamic_config.translate import CONFIG_KINDS, DynamicConfigRefused, Translation, translate_object
-
-NodeCheck = Callable[[AgentConfig], str]
-"""The first setting that this node cannot hold; empty where all can be held (agent.config.node_check.check_against_node)."""
 
 
 class ConfigObject(msgspec.Struct, frozen=True, kw_only=True):
