@@ -94,5 +94,5 @@ def test_the_machine_is_read_once_for_all_checks_of_settings(monkeypatch: pytest
     assert agent.main(options) == 0
     for _ in range(3):
         assert checked[0](AgentConfig()) == ""
-    assert "is not online here" in checked[0](AgentConfig(placing=CpuPlacementConfig(reserved_cpu_list="8000")))
+    assert "is not online on this node" in checked[0](AgentConfig(placing=CpuPlacementConfig(reserved_cpu_list="8000")))
     assert sorted(reads) == ["node", "topology"]
