@@ -161,15 +161,15 @@ async def open_kubelet(
         stack.push_async_callback(runtime.close)
     kubelet = await stack.enter_async_context(KubeletClient(config.kubelet))
     node = PodJoinContext(
-        door=door, exists=partial(cgroup_exists, hierarchy.primary), cgroup_root=config.kubelet.cgroup_root
+        parsing=door, exists=partial(cgroup_exists, hierarchy.primary), cgroup_root=config.kubelet.cgroup_root
     )
     pods = KubeletPodSource(kubelet, runtime, node, config.kubelet)
     managers = KubeletConfigPoller(await stack.enter_async_context(KubeletClient(config.kubelet, CONFIGZ_PATH)))
-    await asyncio.gather(pods.run_cycle(), managers.look())
+    await asyncio.gather(pods.poll(), managers.poll())
     tending.begin("asking for pods", pods.run)
     tending.begin("asking for the kubelet's managers", managers.run)
     wants = config.advisor.policy == "canonical"
-    return pods, (*pods.probes(), KubeletManagersProbe(Path(config.kubelet.root_dir), managers, wants_cpusets=wants))
+    return pods, (*pods.probes(), KubeletManagersProbe(Path(config.kubelet.root_dir), managers, needs_cpusets=wants))
 
 
 class NullRuntime:
@@ -373,8 +373,8 @@ async def connect_cluster(
     return ClusterComponents(
         sinks=tuple(writers),
         sources=(follower, *writers, *others),
-        told=follower.told,
-        obeyed=rules.obeyed,
+        told=follower.effective,
+        obeyed=rules.object_states,
         client=client,
         parts=(*writers, *others),
         follower=follower,

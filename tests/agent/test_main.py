@@ -25,7 +25,7 @@ class Silent:
     """A PodSource that was not answered yet."""
 
     def read(self) -> tuple[Pod, ...]:
-        raise Unavailable("the kubelet was not asked yet", "wait a second")
+        raise Unavailable("the kubelet was not polled yet", "wait a second")
 
 
 def test_pods_that_nobody_lists_yet_do_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
