@@ -23,7 +23,7 @@ import msgspec
 
 from agent import components
 from agent.config.config import AgentConfig
-from agent.config.loader import ConfigError
+from agent.config.loader import ConfigError, NodeCheck
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.log import CycleLog
@@ -135,25 +135,34 @@ def main(options: AgentOptions) -> int:
     document, config = components.load_node_settings(
         options.config, registry.PROBE_NAMES, PROC if options.kubelet else None
     )
-    if options.config is not None and (mismatch := _node_mismatch(config)):
+    check_node = _open_node_check() if options.config is not None or options.node else _fits_every_node
+    if mismatch := check_node(config):
         raise ConfigError(f"{options.config}: {mismatch}")
     if config.exporters.token_review and not options.node:
         raise ConfigError(
             f"{options.config}: exporters.tokenReview: it is the API server that knows tokens; give --node too"
         )
     # A pods file that is not valid is refused before anything else.
-    return asyncio.run(_run(options, document, config, _static_pods(options.pods, config)))
+    return asyncio.run(_run(options, document, config, _static_pods(options.pods, config), check_node))
 
 
-def _node_mismatch(config: AgentConfig) -> str:
-    """Returns which reserved resources this node does not have; empty if it has all."""
+def _fits_every_node(_defaults: AgentConfig) -> str:
+    return ""
+
+
+def _open_node_check() -> NodeCheck:
+    """Return a check of settings against this node: the first that it cannot hold, or an empty text.
+
+    The node is read here and only here: dynamic configuration checks on the event loop, several times per change.
+    """
     from agent.config.node_check import check_against_node  # noqa: PLC0415 - the defaults fit every node
 
     reader = NodeReader(PROC, SYS)
     node = reader.read()
     reader.close()
     numa = {number: sample.meminfo["MemTotal"] for number, sample in node.numa.items() if "MemTotal" in sample.meminfo}
-    return check_against_node(config, read_topology(SYS), node.memory_total_bytes, numa)
+    topology, memory_bytes = read_topology(SYS), node.memory_total_bytes
+    return lambda config: check_against_node(config, topology, memory_bytes, numa)
 
 
 def _static_pods(path: Path | None, config: AgentConfig) -> PodSource:
@@ -198,11 +207,13 @@ class _Parts(msgspec.Struct, kw_only=True):
     startup_warnings: tuple[str, ...]
 
 
-async def _run(options: AgentOptions, file: Mapping[str, Any], config: AgentConfig, pods: PodSource) -> int:
+async def _run(
+    options: AgentOptions, file: Mapping[str, Any], config: AgentConfig, pods: PodSource, check_node: NodeCheck
+) -> int:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(IO_THREADS, "io"))
     async with AsyncExitStack() as stack:
         tasks = SupervisedTasks(stack)
-        parts = await _open_parts(options, file, config, pods, tasks)
+        parts = await _open_parts(options, (file, config, check_node), pods, tasks)
         act = parts.act
         directory = None if parts.originals is None else options.state_dir
         journals = components.open_journals(directory, stack, evicting=parts.evictor is not None)
@@ -234,16 +245,20 @@ async def _run(options: AgentOptions, file: Mapping[str, Any], config: AgentConf
 
 
 async def _open_parts(
-    options: AgentOptions, file: Mapping[str, Any], config: AgentConfig, pods: PodSource, tasks: SupervisedTasks
+    options: AgentOptions,
+    settings: tuple[Mapping[str, Any], AgentConfig, NodeCheck],
+    pods: PodSource,
+    tasks: SupervisedTasks,
 ) -> _Parts:
     """Opens all that the exporters and the loop need; nothing on the node is changed. Raises Unavailable."""
+    file, config, check_node = settings
     hierarchy, state, stack = detect_hierarchy(PROC), (options.state_dir, read_boot_id(PROC)), tasks.stack
     files = stack.enter_context(closing(components.open_knob_writer(config, hierarchy, kubelet=options.kubelet)))
     pods, pod_health, ended_listing_ns = await _open_pod_source(options, config, hierarchy, pods, tasks)
     originals, originals_warnings = _open_originals(options, stack)
     state_dir = options.state_dir if originals else None
     cluster = components.ClusterConnection(options.node, state_dir, kubelet=options.kubelet)
-    config, cluster_warnings = cluster.open(file, config, _node_mismatch)
+    config, cluster_warnings = cluster.open(file, config, check_node)
     act, act_warnings = _effective_act(options.act, files, originals, pods, config)
     latencies, probes, latency_warnings = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
     node_knobs, knob_warnings = components.open_node_knobs(config, act, hierarchy, state, SYS)

@@ -18,7 +18,7 @@ import msgspec
 
 from agent.config.config import AgentConfig
 from agent.config.eviction import EvictionConfig, EvictionMethodName
-from agent.config.loader import build_config, find_runtime_socket, load_document
+from agent.config.loader import NodeCheck, build_config, find_runtime_socket, load_document
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.forecast_file import ForecastFile
@@ -170,15 +170,15 @@ async def open_kubelet(
         stack.push_async_callback(runtime.close)
     kubelet = await stack.enter_async_context(KubeletClient(config.kubelet))
     node = PodJoinContext(
-        door=context, exists=partial(cgroup_exists, hierarchy.primary), cgroup_root=config.kubelet.cgroup_root
+        parsing=context, exists=partial(cgroup_exists, hierarchy.primary), cgroup_root=config.kubelet.cgroup_root
     )
     pods = KubeletPodSource(kubelet, runtime, node, config.kubelet)
     managers = KubeletConfigPoller(await stack.enter_async_context(KubeletClient(config.kubelet, CONFIGZ_PATH)))
-    await asyncio.gather(pods.run_cycle(), managers.look())
+    await asyncio.gather(pods.poll(), managers.poll())
     tasks.begin("polling the pods", pods.run)
     tasks.begin("polling the configuration of the kubelet", managers.run)
     cpusets = config.advisor.policy == "canonical"
-    return pods, (*pods.probes(), KubeletManagersProbe(Path(config.kubelet.root_dir), managers, wants_cpusets=cpusets))
+    return pods, (*pods.probes(), KubeletManagersProbe(Path(config.kubelet.root_dir), managers, needs_cpusets=cpusets))
 
 
 class NullRuntime:
@@ -238,7 +238,7 @@ class ClusterConnection:
         self._eviction_sources: tuple[Probe, ...] = ()
 
     def open(
-        self, file: Mapping[str, Any], config: AgentConfig, node_mismatch: Callable[[AgentConfig], str]
+        self, file: Mapping[str, Any], config: AgentConfig, check_node: NodeCheck
     ) -> tuple[AgentConfig, tuple[str, ...]]:
         """Returns the configuration of the file and of the objects that were applied last, and warnings. Raises Unavailable."""
         self._file, self._config = file, config
@@ -248,7 +248,7 @@ class ClusterConnection:
         from agent.dynamic_config.last_good import LastGoodFile  # noqa: PLC0415
 
         last_good = None if self._state_dir is None else LastGoodFile(self._state_dir, self._node)
-        self._dynamic = DynamicConfig(file, config, node_mismatch, last_good)
+        self._dynamic = DynamicConfig(file, config, check_node, last_good)
         return self._dynamic.config, self._dynamic.messages
 
     async def join(
@@ -399,8 +399,8 @@ async def connect_cluster(
     return ClusterComponents(
         sinks=tuple(writers),
         sources=(follower, *writers, *others),
-        effective_configuration=follower.told,
-        applied_objects=dynamic.obeyed,
+        effective_configuration=follower.effective,
+        applied_objects=dynamic.object_states,
         client=client,
         parts=(*writers, *others),
         follower=follower,

@@ -23,21 +23,21 @@ from agent.dynamic_config.effective import format_flow_yaml
 EXAMPLES: Mapping[str, str] = {
     "": """\
 intervalS: 2                    # half as many cycles at half the cost
-watchIntervalS: 0.05            # latency breaches are still detected quickly
-probes: [blame, throttles]      # only these probes besides run-queue latency
-shadow: {policy: canonical}     # evaluate Katalyst's policy without applying it
+watchIntervalS: 0.05            # breaches are still seen sooner
+probes: [blame, throttles]      # these and no others, besides runqlat
+shadow: {policy: canonical}     # show what Katalyst's policy would do
 """,
     "qos": """\
-qos:                            # the cluster labels its batch pods `tier: offline`
+qos:                            # batch pods have the annotation `tier: offline`
   reclaimedSelector: {example.com/tier: offline}
   enhancementDefaults: {oom_priority: "50"}
 """,
     "advisor": """\
 advisor:
   policy: latency
-    latency: {targetWaitMs: 5, growRatioPerS: 0.05}     # protect more strictly, return CPU more slowly
+  latency: {targetWaitMs: 5, growRatioPerS: 0.05}     # protect more, reclaim more slowly
 ---
-advisor:                        # Katalyst's policy, with its controller on two indicators
+advisor:                        # as Katalyst, with its controller on two indicators
   policy: canonical
   reservedForAllocateCores: 2
   provision:
@@ -50,14 +50,14 @@ memory:
   policy: numa_aware
   reclaimRoot: /kubepods/besteffort
   reaper: {enable: true}
-    offloading:                   # reclaim unused memory of batch pods, without swap
+  offloading:                   # offload unused file cache of batch pods, no swap
     levels: {reclaimed_cores: {enable: true, policy: psi}}
 """,
     "forecast": """\
-forecast: {missRatio: 0.03}     # more conservative: about two percent of the node less headroom
+forecast: {missRatio: 0.03}     # safer, for about two points of the node
 """,
     "inference": """\
-inference:                      # lower the target CPU use while pods exceed the latency targets of their profiles
+inference:                      # pods above their latency target get a lower target of CPU use
   strategy: borwein_v2
   slots: [{below: 0.5, offset: 0.1}, {below: 1.0, offset: 0.0}, {below: 2.0, offset: -0.1}]
   specialTimes: [{start: "19:00", end: "22:00", offset: -0.2}]
@@ -72,12 +72,12 @@ overcommit: {enable: true, targetCpu: 0.5}
 power: {enable: true, annotationPrefix: example.com}
 """,
     "node": """\
-node:                           # the node may be scheduled for up to 2.5 times its CPUs
+node:                           # overcommit CPU by up to 2.5
   annotations: {katalyst.kubewharf.io/cpu_overcommit_ratio: "2.5"}
 """,
     "placing": """\
 placing:
-    reservedCpuList: 0,24         # both threads of the first core are reserved for the system
+  reservedCpuList: 0,24         # both threads of the first core
   numaHint: packing
 """,
     "knobs": """\
@@ -89,7 +89,7 @@ knobs:
     max: {reclaimed_cores: "8:16 wbps=52428800"}
     wbtUs: {SSD: 2000, NVME: 2000, HDD: 75000}
     costQos: {sda: enable=1 ctrl=user rpct=95.00 rlat=10000 wpct=95.00 wlat=20000 min=50.00 max=150.00}
-    resctrl:                      # batch pods get a fifth of each L3 cache
+  resctrl:                      # batch pods get a fifth of each L3 cache
     enabled: true
     levels: {reclaimed_cores: {catEndPercent: 20, mbaPercent: 50}}
 """,
@@ -100,13 +100,13 @@ eviction:                       # docs/eviction.md describes the plugins
   systemMemory: {kswapdPagesPerS: 5000}
 """,
     "kubelet": """\
-kubelet:                        # a kubelet with a self-signed certificate, and CRI-O
+kubelet:                        # self-signed certificate, CRI-O
   caFile: /var/lib/kubelet/pki/kubelet.crt
   serverName: worker-3
   runtimeSocket: /run/crio/crio.sock
 """,
     "sockets": """\
-sockets: {serve: [advisor, pod-resources]}              # with Katalyst's agent, without its own advisor
+sockets: {serve: [advisor, pod-resources]}              # for Katalyst's agent without its advisor
 ---
 sockets: {take: [cpu, memory]}                          # Katalyst's advisor, this agent's QRM
 """,
@@ -114,44 +114,43 @@ sockets: {take: [cpu, memory]}                          # Katalyst's advisor, th
 exporters: {maxCgroups: 100}
 """,
 }
-"""Examples by section name, empty for the top level. A line of three dashes separates files."""
+"""Examples by section; the empty name is the agent's own settings. A line of three dashes starts another file."""
 
 HEAD = """# Settings
 
 Generated from `agent/config/` and `tools/settings_reference.py` by `python -m tools.settings_reference docs/settings.md`; edit those files instead of this one.
 
-`dioptase agent --config FILE` reads the settings from one YAML file. All of them are optional. An invalid file is rejected
-completely, before anything is changed, with file, field and remedy: unknown or repeated fields, values of a wrong type or out
-of bounds, contradictory values, and values that are impossible on this node, such as a reserved CPU that does not exist.
-[operations.md](operations.md) describes the other inputs of the agent: options, the pods file, TLS, OpenTelemetry.
+`dioptase agent --config FILE` reads one YAML file. Every setting is optional. A file with an unknown or duplicate field, a
+value of the wrong type or out of bounds, contradicting values, or values that this node cannot hold is rejected as a whole
+before anything is changed; the error names file, field and remedy. [operations.md](operations.md) describes command line
+options, the pods file, TLS and OpenTelemetry.
 
-- The name of a setting is its path in the file: `advisor.latency.targetWaitMs` is written
-  `advisor: {latency: {targetWaitMs: 5}}`. `NAME` in a path stands for a key of a map, `[]` for an item of a list.
-- Brackets contain Katalyst's name of the setting (or Koordinator's or oomd's, where the section says so).
-- Names include units: `S`, `Ms` and `Us` are seconds, milliseconds and microseconds, `Cores` is CPU time per time, and `Bytes`,
-  `Mib` and `Mbit` are as usual; a `Ratio` is a fraction, a `Percent` a percentage.
-- Values that YAML would not decode as text need quotes: `policy: "off"`, `start: "19:00"`.
-- A default of *unset* means that the value depends on the node or is left to other components, as the text says.
+- The name of a setting is its path: `advisor.latency.targetWaitMs` is `advisor: {latency: {targetWaitMs: 5}}`. `NAME` is any
+  key of a map, `[]` any item of a list.
+- Brackets at the start of a meaning hold Katalyst's name (Koordinator's or oomd's where the section says so).
+- Units are in the names: `S`, `Ms` and `Us` (seconds, milli- and microseconds), `Cores` (CPUs' worth of time), `Bytes`, `Mib`,
+  `Mbit`; a `Ratio` is a part of 1, a `Percent` of 100.
+- `(0, 1]` is a number above 0 and at most 1. "unset" depends on the node, as the text says.
+- Quote values that YAML takes for something else than text: `policy: "off"`, `start: "19:00"`.
 """
 _MAX_DEFAULT_CHARS = 40
-"""Longer defaults are shown below their table."""
+"""Longer defaults stand below their table."""
 
 
 class _SectionPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Struct to describe, and its path."""
+    """A Struct to describe, and its path in the file."""
 
     path: str
     kind: types.StructType
 
 
 def settings_reference() -> str:
-    """Generate the document."""
     places = {place.kind.cls: place for place in _section_places()}
     return HEAD + "".join(_section(place, places) for place in places.values())
 
 
 def field_docstrings(kind: type) -> Mapping[str, str]:
-    """Docstring of each field of a Struct, the string that follows it in the source."""
+    """Return the docstring of each field of a Struct: the text that follows it in the source."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     docstrings = {}
@@ -163,7 +162,7 @@ def field_docstrings(kind: type) -> Mapping[str, str]:
 
 
 def _section_places() -> Sequence[_SectionPlace]:
-    """Every Struct once: sections in the order of their fields, each followed by the Structs that it refers to."""
+    """Return every Struct once: sections in the order of the fields, each followed by what it refers to."""
     top = types.type_info(AgentConfig)
     assert isinstance(top, types.StructType)
     direct, other = Counter[type](), Counter[type]()
@@ -187,14 +186,14 @@ def _section_places() -> Sequence[_SectionPlace]:
 def _count_uses(kind: types.StructType, direct: Counter[type], other: Counter[type]) -> None:
     for field in kind.fields:
         for inner, suffix in _nested_structs(field.type):
-            is_counted = direct[inner.cls] + other[inner.cls] > 0
+            counted = direct[inner.cls] + other[inner.cls]
             (other if suffix else direct)[inner.cls] += 1
-            if not is_counted:
+            if not counted:
                 _count_uses(inner, direct, other)
 
 
 def _nested_structs(kind: types.Type) -> Iterator[tuple[types.StructType, str]]:
-    """Structs of a field, with the suffix of their path; an empty suffix means a section."""
+    """Yield the Structs of a field with the suffix of their path; the suffix of a section is empty."""
     if isinstance(kind, types.StructType):
         yield kind, ""
     elif isinstance(kind, types.UnionType):
@@ -206,7 +205,6 @@ def _nested_structs(kind: types.Type) -> Iterator[tuple[types.StructType, str]]:
 
 
 def _section(place: _SectionPlace, places: Mapping[type, _SectionPlace]) -> str:
-    """Heading, description, example if the section is a top-level one, and a table row for each setting."""
     texts, rows, long = field_docstrings(place.kind.cls), "", ""
     prefix = f"{place.path}." if place.path else ""
     for field in place.kind.fields:
@@ -261,20 +259,19 @@ def _default_block(field: types.Field) -> str:
 
 
 def _values_text(kind: types.Type, places: Mapping[type, _SectionPlace]) -> str:
-    """Describe the values of a setting."""
     match kind:
         case types.UnionType():
             parts = [part for part in kind.types if not isinstance(part, types.NoneType)]
             return " or ".join(_values_text(part, places) for part in parts)
         case types.BoolType():
-            return "`true`, `false`"
+            return "boolean"
         case types.IntType() | types.FloatType():
-            what = "whole number" if isinstance(kind, types.IntType) else "number"
-            return ", ".join(filter(None, (what, _bounds_text(kind))))
+            what = "integer" if isinstance(kind, types.IntType) else "number"
+            return " ".join(filter(None, (what, _bounds_text(kind))))
         case types.StrType():
             # A bar would end the table cell, even in code.
             pattern = (kind.pattern or "").replace("|", "\\|")
-            return f"text that matches `{pattern}`" if pattern else "text"
+            return f"text matching `{pattern}`" if pattern else "text"
         case types.EnumType():
             return ", ".join(f"`{member.value}`" for member in kind.cls)
         case types.LiteralType():
@@ -282,22 +279,21 @@ def _values_text(kind: types.Type, places: Mapping[type, _SectionPlace]) -> str:
         case types.VarTupleType():
             return f"list of: {_values_text(kind.item_type, places)}"
         case types.DictType():
-            return f"map, from {_values_text(kind.key_type, places)} to {_values_text(kind.value_type, places)}"
+            return f"map: {_values_text(kind.key_type, places)} → {_values_text(kind.value_type, places)}"
         case types.StructType():
             path = places[kind.cls].path
             return f"as [`{path}`](#{_anchor(path)})"
-    raise TypeError(f"no description for a setting of type {kind}: add it here")
+    raise TypeError(f"no text for settings of type {kind}: add one here")
 
 
 def _bounds_text(kind: types.IntType | types.FloatType) -> str:
-    low, high = kind.ge, kind.le
+    """The bounds as an interval, or as one comparison; empty without bounds."""
+    low, high = (kind.gt if kind.ge is None else kind.ge), (kind.lt if kind.le is None else kind.le)
     if low is not None and high is not None:
-        return f"{_number_text(low)} to {_number_text(high)}"
-    return ", ".join(
-        f"{word} {_number_text(bound)}"
-        for word, bound in (("above", kind.gt), ("at least", low), ("below", kind.lt), ("at most", high))
-        if bound is not None
-    )
+        opening, closing = "(["[kind.ge is not None], ")]"[kind.le is not None]
+        return f"{opening}{_number_text(low)}, {_number_text(high)}{closing}"
+    comparisons = ((">", kind.gt), ("≥", kind.ge), ("<", kind.lt), ("≤", kind.le))
+    return "".join(f"{sign} {_number_text(bound)}" for sign, bound in comparisons if bound is not None)
 
 
 def _number_text(value: float) -> str:

@@ -118,4 +118,4 @@ def nri_socket(configured: str | None) -> Path | None:
 
 def _refresh_pods(loop: asyncio.AbstractEventLoop, pods: KubeletPodSource) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(pods.nudge)
+        loop.call_soon_threadsafe(pods.request_poll)

@@ -45,8 +45,8 @@ def capture_node(proc: Path, sys: Path) -> Iterator[CapturedFile]:
             files.begin(name)
             source(files)
         files.parse("self/mountinfo", node_disks.parse_mountinfo)
-        files.look(proc / BOOT_ID_PATH)
-        machine.read_topology(sys, lambda path: files.look(path).decode("ascii", "replace").strip())
+        files.read_optional(proc / BOOT_ID_PATH)
+        machine.read_topology(sys, lambda path: files.read_optional(path).decode("ascii", "replace").strip())
     finally:
         files.close()
     for path, text in files.noted.items():

@@ -117,7 +117,7 @@ def test_settings_that_the_machine_cannot_hold_are_refused_as_the_agent_refuses_
     for arguments in (["replay", str(recorded(tmp_path, 3))], ["simulate", "--cpus", "8", "--hours", "0.05"]):
         done = CliRunner().invoke(main, [*arguments, "--policy", str(policy)])
         assert done.exit_code == 2
-        assert "placing.reservedCpuList: CPU 300 is not online here" in done.output
+        assert "placing.reservedCpuList: CPU 300 is not online on this node" in done.output
 
 
 def test_a_recording_without_rounds_says_so(tmp_path: Path) -> None:

@@ -378,7 +378,7 @@ def test_doctor_says_what_can_be_talked_to(pods: Pods, tmp_path: Path) -> None:
         "container runtime": True,
         "optional: NRI": True,
     }
-    assert "containers are made with their limits" in by_name["optional: NRI"]["detail"]
+    assert "containers start with their limits" in by_name["optional: NRI"]["detail"]
     for manager in ("CPU", "memory"):
         assert by_name[f"kubelet's {manager} manager"]["detail"].startswith("none, as ")
 

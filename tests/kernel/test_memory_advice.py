@@ -21,7 +21,8 @@ from agent.advisor.memory.memory_inputs import (
     used_bytes,
     zone_low_bytes,
 )
-from agent.config.memory import GIB, MIB, MemoryConfig
+from agent.config.memory import MemoryConfig
+from agent.config.units import GIB, MIB
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from agent.sensors.node.machine import read_topology
 from agent.sensors.node.node_reader import NodeReader

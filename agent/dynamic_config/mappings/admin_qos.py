@@ -27,7 +27,7 @@ _CPU_HEADROOM, _MEMORY_HEADROOM = f"{_RECLAIM}.cpuHeadroomConfig", f"{_RECLAIM}.
 _CPU_ADVISOR = "advisorConfig.cpuAdvisorConfig"
 _MEMORY_GUARD = "advisorConfig.memoryAdvisorConfig.memoryGuardConfig"
 _BURST = "fineGrainedResourceConfig.cpuBurstConfig"
-_API_ONLY = "Katalyst's own agent does not use it either"
+_API_ONLY = "Katalyst's own agent ignores it too"
 
 
 def _map_indicator_targets(regions: Sequence[Mapping[str, Any]]) -> SettingValues:
@@ -35,9 +35,7 @@ def _map_indicator_targets(regions: Sequence[Mapping[str, Any]]) -> SettingValue
         kind = region["regionType"]
         section = next((name for name in ("share", "dedicated") if kind == name or kind.startswith(f"{name}-")), None)
         if section is None:
-            raise ValueError(
-                f"regionType {kind!r:.60} is neither share nor dedicated, which are those with targets of their own"
-            )
+            raise ValueError(f"regionType {kind!r:.60} is neither share nor dedicated; only those have targets")
         for target in region["targets"]:
             yield ("advisor", "provision", "targets", section, target["name"]), target["target"]
 
@@ -45,7 +43,7 @@ def _map_indicator_targets(regions: Sequence[Mapping[str, Any]]) -> SettingValue
 def _map_cpu_burst(field: str, setting: str) -> FieldMapping:
     def put(value: Any) -> SettingValues:
         yield ("knobs", "burst", setting), value
-        # Who says how it is by default wants Katalyst's rules; without them nothing would be done.
+        # A default implies Katalyst's rules; without them it would have no effect.
         yield ("knobs", "burst", "policy"), "katalyst"
 
     return FieldMapping(f"{_BURST}.{field}", (f"knobs.burst.{setting}", "knobs.burst.policy"), put)
@@ -109,23 +107,30 @@ ADMIN_QOS_MAPPINGS: tuple[FieldMapping, ...] = (
 ADMIN_QOS_UNUSED: tuple[UnusedField, ...] = (
     UnusedField(
         f"{_RECLAIM}.minReclaimedResourceForAllocate.memory",
-        "memory is not kept for reclaimed pods: it is what online pods leave",
+        "no memory is reserved for reclaimed pods",
     ),
-    UnusedField(f"{_RECLAIM}.numaMinReclaimedResourceRatioForAllocate.memory", "the same of a NUMA node"),
-    UnusedField(f"{_RECLAIM}.numaMinReclaimedResourceForAllocate.memory", "the same of a NUMA node"),
+    UnusedField(
+        f"{_RECLAIM}.numaMinReclaimedResourceRatioForAllocate.memory",
+        "no memory of a NUMA node is reserved for reclaimed pods",
+    ),
+    UnusedField(
+        f"{_RECLAIM}.numaMinReclaimedResourceForAllocate.memory",
+        "no memory of a NUMA node is reserved for reclaimed pods",
+    ),
     UnusedField(f"{_CPU_HEADROOM}.utilBasedConfig.nonReclaimUtilizationHigh", _API_ONLY),
     UnusedField(f"{_CPU_HEADROOM}.utilBasedConfig.nonReclaimUtilizationLow", _API_ONLY),
     UnusedField(f"{_MEMORY_HEADROOM}.podRequestLimitAwareConfig", _API_ONLY),
     UnusedField(
         "qrmPluginConfig.cpuPluginConfig.preferUseExistNUMAHintResult",
-        "a pod keeps the NUMA node that its annotation says, always",
+        "a pod always keeps the NUMA node in its annotation",
     ),
     UnusedField(
         "qrmPluginConfig.cpuPluginConfig",
-        f"{_API_ONLY}; pools of system_cores are as large as their pods ask",
+        f"{_API_ONLY}; pools of system_cores are as large as their pods' requests",
     ),
     UnusedField(
-        f"{_CPU_ADVISOR}.cpuProvisionConfig.constraints", "rama and dynamic-quota keep to the bounds of their regions"
+        f"{_CPU_ADVISOR}.cpuProvisionConfig.constraints",
+        "rama and dynamic-quota stay within the bounds of their regions",
     ),
     UnusedField("fineGrainedResourceConfig.cpuWeightConfig", f"{_API_ONLY}; weights follow requests"),
 )
@@ -142,7 +147,7 @@ _NETWORK_EVICTION = "evictionConfig.networkEvictionConfig"
 
 
 def _map_dry_run(names: Sequence[str]) -> SettingValues:
-    # Those that do not judge here are left out where the settings come together: there it is known who is asked at a socket.
+    # merge_document drops plugins that do not run here: it knows the external ones.
     yield ("eviction", "dryRun"), list(names)
 
 
@@ -269,26 +274,27 @@ OTHER_EVICTION_MAPPINGS: tuple[FieldMapping, ...] = (
 )
 EVICTION_MAPPINGS = (*CPU_EVICTION_MAPPINGS, *MEMORY_EVICTION_MAPPINGS, *OTHER_EVICTION_MAPPINGS)
 
-_FIXED_EVICTION_ORDER = "the order in which pods leave is fixed: see docs/eviction.md"
+_FIXED_EVICTION_ORDER = "the order of victims is fixed: see docs/eviction.md"
 EVICTION_UNUSED: tuple[UnusedField, ...] = (
-    UnusedField(f"{_NUMA_CPU_PRESSURE}.candidateCount", "every pod that may leave is looked at"),
+    UnusedField(f"{_NUMA_CPU_PRESSURE}.candidateCount", "every candidate is considered"),
     UnusedField(
         f"{_NUMA_CPU_PRESSURE}.skippedPodKinds",
-        "who owns a pod is not known here; spare pods by eviction.skippedLabels",
+        "a pod's owner is unknown here; use eviction.skippedLabels",
     ),
     *(
-        UnusedField(f"{_NUMA_CPU_PRESSURE}.{name}", "Katalyst's own agent does not use it either")
+        UnusedField(f"{_NUMA_CPU_PRESSURE}.{name}", _API_ONLY)
         for name in ("upperBoundRatio", "lowerBoundRatio", "reclaimedEvictBoundRatio")
     ),
-    UnusedField("evictionConfig.cpuSystemPressureEvictionConfig", "Katalyst's own agent does not use it either"),
-    UnusedField("evictionConfig.systemLoadPressureEvictionConfig", "Katalyst's own agent does not use it either"),
+    UnusedField("evictionConfig.cpuSystemPressureEvictionConfig", _API_ONLY),
+    UnusedField("evictionConfig.systemLoadPressureEvictionConfig", _API_ONLY),
     UnusedField(f"{_MEMORY_PRESSURE}.numaEvictionRankingMetrics", _FIXED_EVICTION_ORDER),
     UnusedField(f"{_MEMORY_PRESSURE}.systemEvictionRankingMetrics", _FIXED_EVICTION_ORDER),
     UnusedField(
         f"{_MEMORY_PRESSURE}.evictNonReclaimedAnnotationSelector",
-        "pods of other levels leave only after reclaimed ones",
+        "pods of other levels are evicted only after reclaimed ones",
     ),
     UnusedField(
-        f"{_MEMORY_PRESSURE}.evictNonReclaimedLabelSelector", "pods of other levels leave only after reclaimed ones"
+        f"{_MEMORY_PRESSURE}.evictNonReclaimedLabelSelector",
+        "pods of other levels are evicted only after reclaimed ones",
     ),
 )

@@ -1,6 +1,5 @@
 """Reads RAPL energy counters (drivers/powercap, microjoules, wrapping) and reports whether this machine can cap power.
-Writes nothing: applying a cap is up to whoever consumes the power advice.
-"""
+Writes nothing: the consumer of the power advice applies the cap."""
 
 from __future__ import annotations
 
@@ -15,32 +14,32 @@ from api.interfaces import ProbeReading, Unavailable
 
 _POWERCAP_ROOT = "class/powercap"
 _RAPL_PREFIX = "intel-rapl:"
-"""AMD's counters have the same name. Those of intel-rapl-mmio are the same counters by another way."""
+"""AMD's counters have the same prefix. intel-rapl-mmio is another path to the same counters."""
 RAPL_MISSING = "no energy counters of RAPL can be read"
 RAPL_REMEDY = "load intel_rapl_msr on a machine that has them, and run the agent as root; virtual machines have none"
 
 
 def read_rapl_energy(files: ProcSysFiles) -> dict[str, Any]:
-    """Counters by domain: `package-0`, and below it `package-0/dram`."""
-    found: dict[str, int] = {}
+    """Return energy counters by domain: `package-0`, and below it `package-0/dram`."""
+    energy_uj: dict[str, int] = {}
     for entry in files.names(files.sys / _POWERCAP_ROOT):
         if not entry.startswith(_RAPL_PREFIX):
             continue
         directory = files.sys / _POWERCAP_ROOT / entry
-        microjoules = number(files.look(directory / "energy_uj"))
+        microjoules = number(files.read_optional(directory / "energy_uj"))
         name = _zone_name(files, directory)
         zone, _, part = entry.removeprefix(_RAPL_PREFIX).partition(":")
         if part:
             name = f"{_zone_name(files, files.sys / _POWERCAP_ROOT / (_RAPL_PREFIX + zone))}/{name}"
         if microjoules is not None:
-            found[name] = microjoules
-    if not found:
+            energy_uj[name] = microjoules
+    if not energy_uj:
         files.lack(RAPL_MISSING, RAPL_REMEDY)
-    return {"power_uj": found}
+    return {"power_uj": energy_uj}
 
 
 def _zone_name(files: ProcSysFiles, directory: Path) -> str:
-    return parsers.name(files.look(directory / "name").strip()) or directory.name
+    return parsers.name(files.read_optional(directory / "name").strip()) or directory.name
 
 
 _ENERGY_COUNTERS = "class/powercap/intel-rapl:*/energy_uj"
@@ -51,35 +50,35 @@ _CAP_FILES = {
 
 
 class PowerCapSupport:
-    """Says every round what is missing; hardware does not come and go, so it is looked at once."""
+    """Reports every cycle what is missing to cap power; hardware is checked once, because it does not change."""
 
     name = "power"
     lost_events = None
 
     def __init__(self, sys: Path) -> None:
-        found = [name for pattern, name in _CAP_FILES.items() if any(sys.glob(pattern))]
-        self.form = " and ".join(found) or "none"
+        caps = [name for pattern, name in _CAP_FILES.items() if any(sys.glob(pattern))]
+        self.form = " and ".join(caps) or "none"
         self._why: Unavailable | None = None
         if not any(sys.glob(_ENERGY_COUNTERS)):
             self._why = Unavailable(
-                f"what the node draws cannot be metered: there is no /sys/{_ENERGY_COUNTERS}",
-                "load intel_rapl_msr on a machine that has it, or set power.enable: false: no alert can be answered",
+                f"the node's power cannot be measured: there is no /sys/{_ENERGY_COUNTERS}",
+                "load intel_rapl_msr on a machine that has it, or set power.enable: false",
             )
-        elif not found:
+        elif not caps:
             self._why = Unavailable(
-                f"nothing here can cap power: there is no {' and no '.join(f'/sys/{each}' for each in _CAP_FILES)}",
-                "load a cpufreq driver, or let alerts ask for evictions alone (power-internal-op: 2)",
+                f"power cannot be capped: there is no {' and no '.join(f'/sys/{each}' for each in _CAP_FILES)}",
+                "load a cpufreq driver, or set power-internal-op: 2 in alerts, to evict only",
             )
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
-        """It counts nothing."""
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - a Probe's
+        """Return nothing. Raises Unavailable if power cannot be measured or capped."""
         if self._why is not None:
             raise Unavailable(self._why.reason, self._why.remedy)
         return ProbeReading()
 
     def problem(self) -> Unavailable | None:
-        """What `read` does not say already: nothing."""
+        """Return None: `read` raises."""
         return None
 
     def close(self) -> None:
-        """There is nothing to close."""
+        pass

@@ -36,7 +36,7 @@ async def examined(tmp_path: Path, **kubelet: Any) -> dict[str, DoctorCheck]:
     return {check.name: check for check in found.checks}
 
 
-async def test_whoever_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
+async def test_missing_sockets_are_reported_with_the_remedy(tmp_path: Path) -> None:
     found = await examined(tmp_path, nriSocket=str(tmp_path / "nri.sock"))
     assert [(name, check.ok) for name, check in found.items()] == [
         ("kubelet", False),
@@ -49,13 +49,13 @@ async def test_whoever_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> N
     assert "kubelet.runtimeSocket" in found["container runtime"].remedy
     assert "NRI switched on" in found["optional: NRI"].remedy
     managers = found["kubelet's managers"]
-    assert "nobody listens there" in managers.detail
+    assert "connection refused" in managers.detail
     assert f"{tmp_path}/cpu_manager_state cannot be read" in managers.detail
     assert "nodes/configz" in managers.remedy
     assert "nodes/configz" in found["optional: kubelet's configuration"].remedy
 
 
-async def test_what_answers_is_told_with_what_it_said(tmp_path: Path) -> None:
+async def test_available_services_are_reported_with_their_answers(tmp_path: Path) -> None:
     containerd = Containerd()
     containerd.run("web", "main", "aa")
     server = await containerd.serve(tmp_path / "c.sock")
@@ -69,24 +69,24 @@ async def test_what_answers_is_told_with_what_it_said(tmp_path: Path) -> None:
         sockets = {"runtimeSocket": str(tmp_path / "c.sock"), "nriSocket": str(tmp_path / "nri.sock")}
         found = await examined(tmp_path, url=url, **sockets)
     await server.stop()
-    assert (found["kubelet"].ok, found["kubelet"].detail) == (False, "no cgroup was found of shop/web/main")
+    assert (found["kubelet"].ok, found["kubelet"].detail) == (False, "no cgroup of shop/web/main")
     assert found["container runtime"].detail == f"{tmp_path}/c.sock runs 1 containers in 1 pods"
-    assert found["optional: NRI"].detail == f"{tmp_path}/nri.sock: containers are made with their limits"
+    assert found["optional: NRI"].detail == f"{tmp_path}/nri.sock: containers start with their limits"
     manager = found["kubelet's CPU manager"]
-    assert (manager.ok, manager.detail.startswith("static, as /configz says: ")) == (False, True)
-    assert "1 containers have CPUs to themselves" in manager.detail
-    assert found["kubelet's memory manager"].detail == "none, as /configz says"
+    assert (manager.ok, manager.detail.startswith("static, by /configz: ")) == (False, True)
+    assert "1 containers have exclusive CPUs" in manager.detail
+    assert found["kubelet's memory manager"].detail == "none, by /configz"
     assert "cpuManagerPolicy: none" in manager.remedy
     configuration = next(check for name, check in found.items() if name.endswith("kubelet's configuration"))
     assert "cgroupDriver cgroupfs, cgroupRoot /, topology manager single-numa-node (pod)" in configuration.detail
 
 
 @pytest.mark.parametrize("root", ["/other", "/node2"])
-async def test_a_root_that_is_not_the_kubelets_is_told(tmp_path: Path, root: str) -> None:
+async def test_a_cgroup_root_that_differs_from_the_kubelets_is_reported(tmp_path: Path, root: str) -> None:
     async def kubelet(request: web.Request) -> web.Response:
         return web.json_response(CONFIGZ) if request.path == "/configz" else web.Response(body=listing())
 
     async with serving(kubelet) as url:
         found = await examined(tmp_path, url=url, cgroupRoot=root)
     check = found["kubelet's configuration"]
-    assert (check.ok, check.remedy) == (False, "write kubelet.cgroupRoot: /")
+    assert (check.ok, check.remedy) == (False, "set kubelet.cgroupRoot: /")

@@ -183,7 +183,7 @@ async def test_a_node_that_lost_what_it_was_told_does_not_get_the_content_of_can
         await until(lambda: follower.problem() is not None, "it says so")
         problem = follower.problem()
         assert problem is not None
-        assert "it says something else by now than the h1 that this node is told" in problem.reason
+        assert "its content is no longer the h1 of this node's CustomNodeConfig" in problem.reason
         assert configs == [], "nothing of it is obeyed"
         cluster.tell("h2")
         await until(lambda: configs, "its turn comes")
@@ -209,15 +209,15 @@ async def test_a_bad_object_and_one_that_is_not_there_are_said_and_the_last_good
         assert problem is not None
         assert "enableReclaim: Expected `bool" in problem.reason
         assert known.config.advisor.enable_reclaim is False
-        told = follower.told()
+        told = follower.effective()
         assert (told.node, [one.hash for one in told.objects]) == ("n1", ["h1", "h2"])
         asked = len(cluster.asked)
         await asyncio.sleep(0.1)
         assert len(cluster.asked) == asked, "the same bad content is not fetched again and again"
         cluster.objects.clear()
         cluster.tell("h3")
-        await until(lambda: follower._failed, "not there")
-        assert "cannot be fetched: 404 NotFound" in follower._failed
+        await until(lambda: follower._failure, "not there")
+        assert "cannot be fetched: 404 NotFound" in follower._failure
         cluster.say(enableReclaim=True)
         await until(lambda: known.config.advisor.enable_reclaim, "it is asked for again until it is there")
         assert follower.problem() is None
@@ -260,7 +260,7 @@ async def test_passwords_that_nobody_here_asks_for_are_not_fetched(tmp_path: Pat
     async with following(cluster, rules(tmp_path)) as (follower, configs):
         await until(lambda: configs, "known")
         assert (cluster.asked, follower.problem(), configs) == ([], None, [AgentConfig()])
-        assert follower.told().objects[0].unused[0].startswith("all of it: who may ask this agent")
+        assert follower.effective().objects[0].unused[0].startswith("the whole object: the file of --web-config")
 
 
 async def test_while_nobody_answers_what_was_obeyed_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,9 +271,9 @@ async def test_while_nobody_answers_what_was_obeyed_stands(tmp_path: Path, monke
 
     async with asking(refuse) as client:
         follower = CustomNodeConfigFollower(client, "n1", known)
-        assert await follower.look() is False
+        assert await follower.check_once() is False
         assert follower.problem() is None, "it has only just begun"
         monkeypatch.setattr(follow, "STARTUP_GRACE_S", -1.0)
         problem = follower.problem()
         assert problem is not None
-        assert problem.reason == "CustomNodeConfig n1 was never heard of"
+        assert problem.reason == "CustomNodeConfig n1 was never received"

@@ -127,17 +127,17 @@ def test_a_bad_object_leaves_the_last_good_one_in_force(config: Any, message: st
     rules = DynamicConfig({}, AgentConfig(), fits, None)
     rules.change({ADMIN: good})
     rules.change({ADMIN: bad})
-    assert rules.obeyed() == {
+    assert rules.object_states() == {
         ("AdminQoSConfiguration", "kube-system/all", "h1"): True,
         ("AdminQoSConfiguration", "kube-system/all", "h2"): False,
     }
-    assert found.obeyed == {ADMIN: good}
+    assert found.applied == {ADMIN: good}
     assert (found.config.advisor.enable_reclaim, found.config.eviction.dry_run) == (False, ())
 
 
 def test_a_bad_first_object_leaves_the_file() -> None:
     found = settled({"advisor": {"minShareCores": 6}}, thing(reclaim(enableReclaim=3)))
-    assert (found.config.advisor.min_share_cores, dict(found.obeyed)) == (6, {})
+    assert (found.config.advisor.min_share_cores, dict(found.applied)) == (6, {})
 
 
 def test_an_object_that_this_node_cannot_hold_is_refused_by_its_field() -> None:
@@ -161,7 +161,7 @@ def test_what_nobody_wants_any_longer_is_not_obeyed_any_longer() -> None:
 def test_one_bad_kind_does_not_keep_the_others_back() -> None:
     layer = {"qosLevelConfig": [{"qosLevel": "shared_cores", "configDetail": {"enableTMO": True}}]}
     found = settled({}, thing(reclaim(enableReclaim=3)), thing(layer, resource=TMO))
-    assert list(found.obeyed) == [TMO]
+    assert list(found.applied) == [TMO]
     assert list(found.problems) == [ADMIN]
     assert [each.enable for each in found.config.memory.offloading.levels.values()] == [True]
 
@@ -225,7 +225,7 @@ def test_what_was_obeyed_is_obeyed_again_after_a_restart(tmp_path: Path) -> None
     rules.save()
     again = DynamicConfig({}, AgentConfig(), fits, LastGoodFile(tmp_path, "n1"))
     assert again.config.advisor.enable_reclaim is False
-    assert again.settled.obeyed == rules.settled.obeyed
+    assert again.resolved.applied == rules.resolved.applied
     other = DynamicConfig({}, AgentConfig(), fits, LastGoodFile(tmp_path, "n2"))
     assert other.config == AgentConfig()
     assert "is of node n1, not of n2" in other.messages[0]
@@ -246,8 +246,8 @@ def test_a_file_that_does_not_fit_a_new_settings_file_goes_as_far_as_it_does(tmp
     LastGoodFile(tmp_path, "n1").save({ADMIN: ratio, TMO: layer})
     file = {"advisor": {"headroom": {"util": {"target": 0.8}}}}
     rules = DynamicConfig(file, build_config(file, "f"), fits, LastGoodFile(tmp_path, "n1"))
-    assert list(rules.settled.obeyed) == [TMO]
-    assert "maximum 0.7 is below target 0.8" in rules.settled.problems[ADMIN]
+    assert list(rules.resolved.applied) == [TMO]
+    assert "maximum 0.7 is below target 0.8" in rules.resolved.problems[ADMIN]
 
 
 @given(st.binary(max_size=200))

@@ -25,10 +25,10 @@ def test_a_kept_file_is_opened_once_and_read_from_its_start_each_time(tmp_path: 
     assert file.read() == b"1\n"
     path.write_text("22\n")
     assert file.read() == b"22\n"
-    assert (budget.kept, budget.opened) == (1, 1)
+    assert (budget.open_files, budget.opened) == (1, 1)
     file.close()
     file.close()
-    assert budget.kept == 0
+    assert budget.open_files == 0
     assert file.read() == b"22\n", "a closed file opens itself again"
 
 
@@ -82,7 +82,7 @@ def test_dropping_the_last_reference_closes_the_file(tmp_path: Path) -> None:
     file = kept(tmp_path / "f", budget)
     file.read()
     del file
-    assert budget.kept == 0
+    assert budget.open_files == 0
 
 
 LIMITS = """
@@ -92,7 +92,7 @@ from agent.sensors.kernel_files import DescriptorBudget, KernelFile
 budget = DescriptorBudget()
 files = [KernelFile(budget, os.fsencode(sys.argv[1])) for _ in range(700)]
 texts = {file.read() for _ in range(2) for file in files}
-print(texts == {b"42"}, budget.kept, budget.opened, budget.short, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(texts == {b"42"}, budget.open_files, budget.opened, budget.short, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
 

@@ -65,7 +65,7 @@ def test_batch_work_that_gives_way_to_nobody_is_named(machine: Machine, online: 
     found = [s for s in machine.sensor().snapshot(1, 1, 1).sources if s.name == "pod-siblings"]
     assert (not found) is related
     if found:
-        assert f"{batch} beside {online}" in found[0].error
+        assert f"{batch} and {online}" in found[0].error
 
 
 def test_the_node_s_own_daemons_are_no_batch_work(machine: Machine) -> None:
@@ -80,7 +80,7 @@ def test_the_node_s_own_daemons_are_no_batch_work(machine: Machine) -> None:
 
 def test_the_last_good_pods_stay_and_the_reason_is_shown(machine: Machine) -> None:
     def refuse() -> tuple[Pod, ...]:
-        raise Unavailable("pods.yaml: line 2: not YAML", "mend the file")
+        raise Unavailable("pods.yaml: line 2: not YAML", "correct the file")
 
     sensor = machine.sensor()
     sensor.snapshot(1, 1, 1)
@@ -88,7 +88,7 @@ def test_the_last_good_pods_stay_and_the_reason_is_shown(machine: Machine) -> No
     snapshot = sensor.snapshot(2, 2, 2)
     assert snapshot.pods == (WEB,)
     pods = status(snapshot, "pods")
-    assert (pods.ok, pods.error, pods.remedy) == (False, "pods.yaml: line 2: not YAML", "mend the file")
+    assert (pods.ok, pods.error, pods.remedy) == (False, "pods.yaml: line 2: not YAML", "correct the file")
 
 
 def test_pods_that_do_not_answer_are_named_and_old_answers_keep_their_time(machine: Machine) -> None:

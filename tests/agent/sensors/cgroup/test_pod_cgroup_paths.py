@@ -72,14 +72,14 @@ def test_containers(runtime: str, driver: CgroupDriver, name: str) -> None:
 
 @pytest.mark.parametrize("uid", ["", "..", "a/b", "../../etc", "a b", "x" * 254, "a\n", "é"])
 def test_what_is_no_uid_makes_no_path(uid: str) -> None:
-    with pytest.raises(ValueError, match="no uid of a pod"):
+    with pytest.raises(ValueError, match="not a pod uid"):
         pod_cgroup_path(PodCgroupIdentity(uid, "Guaranteed"), CgroupDriver.CGROUPFS)
-    with pytest.raises(ValueError, match="no id of a container"):
+    with pytest.raises(ValueError, match="not a container id"):
         container_cgroup_path(PodCgroupIdentity(UID, "Guaranteed"), "containerd", uid, CgroupDriver.CGROUPFS)
 
 
 def test_an_unknown_class_is_none() -> None:
-    with pytest.raises(ValueError, match="'Best' is no QoS class"):
+    with pytest.raises(ValueError, match="'Best' is not a QoS class"):
         pod_cgroup_path(PodCgroupIdentity(UID, "Best"), CgroupDriver.CGROUPFS)
 
 
@@ -107,7 +107,9 @@ def test_what_runtimes_tell(told: str, path: str) -> None:
     ],
 )  # fmt: skip
 def test_what_leads_nowhere_is_refused(told: str) -> None:
-    with pytest.raises(ValueError, match=r"no path|no name of a slice|name no scope"):
+    with pytest.raises(
+        ValueError, match=r"not a cgroup path|not an absolute cgroup path|not a slice name|are not a scope name"
+    ):
         parse_cgroups_path(told)
 
 

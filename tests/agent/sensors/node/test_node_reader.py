@@ -242,7 +242,7 @@ def test_garbage_is_named_and_does_not_raise(tmp_path: Path, garbage: str) -> No
     assert (sample.cpu, sample.per_cpu, sample.cpu_pressure, sample.memory_total_bytes) == (None, {}, None, None)
     assert (sample.zones, sample.disks, sample.interfaces, sample.interrupts) == ((), {}, {}, {})
     for name in ("stat", "meminfo", "loadavg", "pressure/io", "zoneinfo", "diskstats", "net/dev"):
-        assert f"{name} is not what it should be" in reader.problems()[0].error
+        assert f"{name} has an unexpected format" in reader.problems()[0].error
     reader.close()
 
 

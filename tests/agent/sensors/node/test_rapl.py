@@ -19,7 +19,7 @@ CPUFREQ = "devices/system/cpu/cpufreq/policy0/scaling_max_freq"
     ("files", "form", "lacks"),
     [
         ((), "none", "/sys/class/powercap/intel-rapl:*/energy_uj"),
-        ((LIMIT, CPUFREQ), "RAPL power limit and frequency limit of cpufreq", "cannot be metered"),
+        ((LIMIT, CPUFREQ), "RAPL power limit and frequency limit of cpufreq", "cannot be measured"),
         ((METER,), "none", "no /sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq"),
         ((METER, LIMIT), "RAPL power limit", ""),
         ((METER, CPUFREQ), "frequency limit of cpufreq", ""),

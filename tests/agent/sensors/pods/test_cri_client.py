@@ -84,17 +84,17 @@ async def test_what_runs_is_told_with_its_cgroup_which_is_asked_for_once(tmp_pat
     containerd.specs |= {"aa": "kubepods-poduid_web.slice:cri-containerd:aa", "bb": "/kubepods/poduid-web/bb"}
     server = await containerd.serve(tmp_path / "c.sock")
     runtime = ContainerRuntimeClient(tmp_path / "c.sock", 5)
-    looked = await runtime.look()
+    looked = await runtime.list_running()
     assert {key: (one.pod, one.id, one.cgroup) for key, one in looked.running.items()} == {
         ("uid-web", "main"): ("shop/web", "aa", "/kubepods.slice/kubepods-poduid_web.slice/cri-containerd-aa.scope"),
         ("uid-web", "mesh"): ("shop/web", "bb", "/kubepods/poduid-web/bb"),
     }
     assert looked.sandboxes == {"uid-web"}
     containerd.run("db", "main", "cc")
-    again = await runtime.look()
+    again = await runtime.list_running()
     assert again.pods() == {"uid-web": "shop/web", "uid-db": "shop/db"}
     assert again.running["uid-db", "main"].cgroup == "", "it tells none of that one"
-    await runtime.look()
+    await runtime.list_running()
     assert sorted(containerd.asked) == ["aa", "bb", "cc"]
     await runtime.close()
     await server.stop()
@@ -106,9 +106,9 @@ async def test_a_thousand_containers_are_asked_about_by_and_by(tmp_path: Path) -
         containerd.run(f"p{number}", "main", f"c{number:04}")
     server = await containerd.serve(tmp_path / "c.sock")
     runtime = ContainerRuntimeClient(tmp_path / "c.sock", 5)
-    assert len((await runtime.look()).running) == 1000
+    assert len((await runtime.list_running()).running) == 1000
     assert len(containerd.asked) == MAX_STATUS_REQUESTS
-    await runtime.look()
+    await runtime.list_running()
     assert len(set(containerd.asked)) == 2 * MAX_STATUS_REQUESTS
     await runtime.close()
     await server.stop()
@@ -119,12 +119,12 @@ async def test_a_runtime_that_is_restarted_is_found_again_and_one_that_hangs_cos
     containerd.run("web", "main", "aa")
     runtime = ContainerRuntimeClient(tmp_path / "c.sock", 0.5)
     with pytest.raises(Unavailable, match=r"c\.sock: RuntimeService\.\w+: no server answers"):
-        await runtime.look()
+        await runtime.list_running()
     for _restart in range(2):
         server = await containerd.serve(tmp_path / "c.sock")
         for _attempt in range(100):
             try:
-                assert len((await runtime.look()).running) == 1
+                assert len((await runtime.list_running()).running) == 1
                 break
             except Unavailable:
                 await asyncio.sleep(0.1)
@@ -135,7 +135,7 @@ async def test_a_runtime_that_is_restarted_is_found_again_and_one_that_hangs_cos
     containerd.hangs = True
     slow = ContainerRuntimeClient(tmp_path / "c.sock", 0.3)
     with pytest.raises(Unavailable, match=r"did not answer within 0\.3 s"):
-        await slow.look()
+        await slow.list_running()
     await slow.close()
     await runtime.close()
     await server.stop()

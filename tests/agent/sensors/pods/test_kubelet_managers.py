@@ -44,7 +44,7 @@ NOBODY = KubeletConfigPoller(KubeletClient(KubeletConfig(url="http://127.0.0.1:1
 def saying(cpu: str, memory: str = "None") -> KubeletConfigPoller:
     """A kubelet that said this."""
     asking = KubeletConfigPoller(KubeletClient(KubeletConfig(url="http://127.0.0.1:1"), CONFIGZ_PATH))
-    asking.said = KubeletManagerPolicies(cpu_manager_policy=cpu, memory_manager_policy=memory)
+    asking.policies = KubeletManagerPolicies(cpu_manager_policy=cpu, memory_manager_policy=memory)
     return asking
 
 
@@ -81,7 +81,7 @@ def test_a_manager_that_is_off_hands_out_nothing_and_old_kubelets_have_no_other(
 )
 def test_what_cannot_be_read_is_told_and_what_was_known_holds(tmp_path: Path, content: object, said: str) -> None:
     write(tmp_path, CPU_STATE_FILE, STATIC)
-    probe = KubeletManagersProbe(tmp_path, NOBODY, wants_cpusets=False)
+    probe = KubeletManagersProbe(tmp_path, NOBODY, needs_cpusets=False)
     known = probe.read({}).node["kubelet"]
     assert (probe.problem(), probe.form) == (None, "cpu static, memory none")
     write(tmp_path, CPU_STATE_FILE, content)
@@ -97,11 +97,11 @@ def test_what_cannot_be_read_is_told_and_what_was_known_holds(tmp_path: Path, co
 
 def test_a_static_manager_in_the_policys_way_is_told_with_what_to_do(tmp_path: Path) -> None:
     write(tmp_path, CPU_STATE_FILE, STATIC)
-    probe = KubeletManagersProbe(tmp_path, NOBODY, wants_cpusets=True)
+    probe = KubeletManagersProbe(tmp_path, NOBODY, needs_cpusets=True)
     probe.read({})
     problem = probe.problem()
     assert problem is not None
-    assert "1 containers have CPUs to themselves" in problem.reason
+    assert "1 containers have exclusive CPUs" in problem.reason
     assert "`cpuManagerPolicy: none`" in problem.remedy
 
 
@@ -113,14 +113,14 @@ def test_where_nobody_tells_both_may_be_static(tmp_path: Path, *, there: bool, w
         root.mkdir()  # an empty one, as a mount that does not work
     with pytest.raises(Unavailable, match=r"there is no such (directory|file)"):
         read_manager_state(root)
-    probe = KubeletManagersProbe(root, NOBODY, wants_cpusets=wants)
+    probe = KubeletManagersProbe(root, NOBODY, needs_cpusets=wants)
     found = probe.read({}).node["kubelet"]
     assert isinstance(found, KubeletManagers)
     assert (found.manages_cpusets, found.mems, probe.form) == (True, True, "unknown")
     problem = probe.problem()
     assert (problem is not None) is (wants or there), "who writes no cpusets has nobody's to respect"
     if wants and problem is not None:
-        assert problem.reason.startswith("nobody tells whether the kubelet's CPU manager is static: ")
+        assert problem.reason.startswith("it is unknown whether the kubelet's CPU manager is static: ")
         assert "there is no such" in problem.reason
         assert "nodes/configz" in problem.remedy
 
@@ -142,7 +142,7 @@ def test_the_kubelet_is_believed_first_and_its_files_second(
 ) -> None:
     if file is not None:
         write(tmp_path, CPU_STATE_FILE, file)
-    probe = KubeletManagersProbe(tmp_path if file is not None else tmp_path / "none", asking, wants_cpusets=True)
+    probe = KubeletManagersProbe(tmp_path if file is not None else tmp_path / "none", asking, needs_cpusets=True)
     found = probe.read({}).node["kubelet"]
     assert isinstance(found, KubeletManagers)
     assert (found.cpu, found.memory, found.manages_cpusets) == (cpu, memory, manages_cpusets)
@@ -150,7 +150,7 @@ def test_the_kubelet_is_believed_first_and_its_files_second(
     if manages_cpusets and file != STATIC:
         problem = probe.problem()
         assert problem is not None
-        assert ("is not known" in problem.reason) is (file is None)
+        assert ("is unknown" in problem.reason) is (file is None)
 
 
 async def test_what_the_kubelet_said_stands_while_it_cannot_be_asked() -> None:
@@ -162,7 +162,7 @@ async def test_what_the_kubelet_said_stands_while_it_cannot_be_asked() -> None:
 
     async with serving(kubelet) as url, KubeletClient(KubeletConfig(url=url), CONFIGZ_PATH) as there:
         asking = KubeletConfigPoller(there)
-        for problem in ("", "answered 403", "/configz is not what it should be"):
-            await asking.look()
-            assert asking.said == KubeletManagerPolicies(cpu_manager_policy="static", memory_manager_policy="None")
+        for problem in ("", "answered 403", "/configz has an unexpected format"):
+            await asking.poll()
+            assert asking.policies == KubeletManagerPolicies(cpu_manager_policy="static", memory_manager_policy="None")
             assert problem in ("" if asking.problem is None else asking.problem.reason)

@@ -103,12 +103,12 @@ def test_the_class_counts_init_containers_and_not_ephemeral_ones_and_the_whole_p
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"", "no list of pods"),
-        (b"<html>", "no list of pods"),
+        (b"", "not a list of pods"),
+        (b"<html>", "not a list of pods"),
         (b'{"items": {}}', r"Expected `array \| null`, got `object` - at `\$.items`"),
         (b'{"kind": "Status"}', "missing required field `items`"),
-        (b'{"items": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}", "no list of pods"),
-        (b'{"items": [' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}", "no list of pods"),
+        (b'{"items": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}", "not a list of pods"),
+        (b'{"items": [' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}", "not a list of pods"),
         (b'{"items": [' + b"{}," * 4096 + b"{}]}", r"Expected `array` of at most length 4096"),
     ],
 )
@@ -151,12 +151,12 @@ def test_a_pod_beyond_what_the_api_server_has_is_left_out_alone() -> None:
     ("changes", "problem"),
     [
         ({"priority": "high"}, "items[1].spec.priority: Expected `int | null`, got `str`"),
-        ({"containers": []}, "items[1].spec.containers: there are none"),
+        ({"containers": []}, "items[1].spec.containers: is empty"),
         ({"labels": {"a": 1}}, "items[1].metadata.labels[...]: Expected `str`, got `int`"),
         ({"containerStatuses": "x"}, "items[1].status.containerStatuses: Expected `array | null`, got `str`"),
         (
             {"annotations": {"kubernetes.io/config.mirror": "../../system.slice"}},
-            "items[1].metadata.uid: '../../system.slice' is no uid",
+            "items[1].metadata.uid: '../../system.slice' is not a uid",
         ),
     ],
 )

@@ -49,7 +49,7 @@ class Lab:
     async def look(self) -> None:
         """So late that the kubelet is asked too, whatever runs."""
         self.now_s += 5
-        await self.source.run_cycle()
+        await self.source.poll()
 
     def keys(self) -> list[str]:
         return [each.key for each in self.source.read()]
@@ -69,7 +69,7 @@ async def lab_of(tmp_path: Path, *, runtime: bool = True, **changes: Any) -> Asy
         if runtime:
             lab.served = await lab.containerd.serve(tmp_path / "c.sock")
             peer = ContainerRuntimeClient(tmp_path / "c.sock", 1)
-        node = PodJoinContext(door=PodParsingContext(), exists=lab.cgroups.exists)
+        node = PodJoinContext(parsing=PodParsingContext(), exists=lab.cgroups.exists)
         try:
             async with KubeletClient(config) as kubelet:
                 lab.source = KubeletPodSource(kubelet, peer, node, config, lambda: lab.now_s)
@@ -82,7 +82,7 @@ async def lab_of(tmp_path: Path, *, runtime: bool = True, **changes: Any) -> Asy
 
 async def test_before_the_first_list_there_is_none(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
-        with pytest.raises(Unavailable, match="was not asked yet"):
+        with pytest.raises(Unavailable, match="was not polled yet"):
             lab.source.read()
         lab.status = 403
         await lab.look()
@@ -100,13 +100,13 @@ async def test_before_the_first_list_there_is_none(tmp_path: Path) -> None:
 async def test_a_new_pod_is_seen_with_the_next_look_and_nothing_new_makes_nothing_new(tmp_path: Path) -> None:
     async with lab_of(tmp_path) as lab:
         lab.start("web")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         before = lab.source.read()
         lab.pods.reverse()
         await lab.look()
         assert lab.source.read() is before
         lab.start("batch")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         assert lab.keys() == ["shop/batch", "shop/web"]
 
 
@@ -115,16 +115,16 @@ async def test_the_kubelet_rests_while_the_runtime_has_nothing_new(tmp_path: Pat
         lab.start("web")
         asked = []
         for _second in range(12):
-            await lab.source.run_cycle()
+            await lab.source.poll()
             asked.append(lab.asked)
             lab.now_s += 1
         assert asked == [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3]
         lab.start("batch")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         assert (lab.asked, lab.keys()) == (4, ["shop/batch", "shop/web"])
         lab.containerd.run("web", "main", "again", created_at=9)
         new = lab.cgroups.make("uid-web", "again")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         assert (lab.asked, lab.source.read()[1].containers[0].cgroup) == (5, new)
 
 
@@ -146,17 +146,17 @@ async def test_a_runtime_that_knows_no_events_is_told_and_asked_all_the_same(tmp
 async def test_while_the_kubelet_is_away_its_last_list_counts_and_then_no_more(tmp_path: Path) -> None:
     async with lab_of(tmp_path, staleS=30) as lab:
         lab.start("web")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         lab.status = 500
         lab.now_s += 12
-        await lab.source.run_cycle()
+        await lab.source.poll()
         assert lab.keys() == ["shop/web"]
         assert lab.problem().endswith("(the list of pods is 12 s old)")
         lab.now_s += 19
         with pytest.raises(Unavailable, match=r"answered 500.* \(the list of pods is 31 s old\)"):
             lab.source.read()
         lab.status = 200
-        await lab.source.run_cycle()
+        await lab.source.poll()
         assert (lab.keys(), lab.problem()) == (["shop/web"], "")
 
 
@@ -180,10 +180,10 @@ async def test_an_agent_and_a_kubelet_that_start_together_wait_for_the_list(tmp_
         whole, lab.pods = lab.pods, []
         await lab.look()
         with pytest.raises(
-            Unavailable, match=r"lists no pod of the API server, and 1 run .* such as shop/web"
+            Unavailable, match=r"lists no pod of the API server, and does not list 1 running pods such as shop/web"
         ) as waiting:
             lab.source.read()
-        assert "just started" in waiting.value.remedy
+        assert "restarted kubelet" in waiting.value.remedy
         lab.pods = whole
         await lab.look()
         assert lab.keys() == ["shop/web"]
@@ -202,7 +202,10 @@ async def test_who_runs_and_is_not_listed_is_told_at_the_second_look(tmp_path: P
         await lab.look()
         assert lab.problem() == ""
         await lab.look()
-        assert (lab.keys(), lab.problem()) == (["shop/web"], "pods run that the kubelet does not list: shop/orphan")
+        assert (lab.keys(), lab.problem()) == (
+            ["shop/web"],
+            "the kubelet does not list these running pods: shop/orphan",
+        )
 
 
 async def test_containers_whose_cgroup_is_elsewhere_are_told_with_the_setting(tmp_path: Path) -> None:
@@ -210,7 +213,7 @@ async def test_containers_whose_cgroup_is_elsewhere_are_told_with_the_setting(tm
         lab.cgroups.remove(lab.start("web"))
         await lab.look()
         await lab.look()
-        assert lab.problem() == "no cgroup was found of shop/web/main"
+        assert lab.problem() == "no cgroup of shop/web/main"
         problem = lab.source.kubelet.problem()
         assert problem is not None
         assert "kubelet.cgroupRoot" in problem.remedy
@@ -219,12 +222,12 @@ async def test_containers_whose_cgroup_is_elsewhere_are_told_with_the_setting(tm
 async def test_a_runtime_that_is_away_is_a_source_that_failed_and_statuses_go_on(tmp_path: Path) -> None:
     async with lab_of(tmp_path, staleS=30) as lab:
         first = lab.start("web")
-        await lab.source.run_cycle()
+        await lab.source.poll()
         await lab.served.stop()
         lab.now_s += 31
         second = lab.cgroups.make("uid-batch", "batch-main")
         lab.pods.append(pod("batch"))
-        await lab.source.run_cycle()
+        await lab.source.poll()
         problem = lab.source.runtime.problem()
         assert problem is not None
         assert problem.reason.endswith("(the list of containers is 31 s old)")
@@ -250,7 +253,7 @@ async def test_an_answer_that_is_no_list_leaves_the_last_one_in_force(tmp_path: 
         lab.body = body
         await lab.look()
         assert lab.keys() == ["shop/web"]
-        assert "no list of pods" in lab.problem()
+        assert "not a list of pods" in lab.problem()
 
 
 async def test_a_pod_that_cannot_be_read_is_told_and_the_others_are_there(tmp_path: Path) -> None:
@@ -284,7 +287,7 @@ async def test_it_goes_on_after_a_look_that_failed_unforeseen(tmp_path: Path, ca
         async with asyncio.timeout(20):
             while lab.asked < 4:
                 await asyncio.sleep(0.02)
-            assert caplog.text.count("a look at the pods failed") == 1
+            assert caplog.text.count("polling the pods failed") == 1
             assert lab.problem().startswith("TypeError: ")
             lab.cgroups.root = broken
             while not lab.source._pods:

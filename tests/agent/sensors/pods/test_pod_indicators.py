@@ -130,7 +130,7 @@ async def test_a_pod_with_a_network_of_its_own_makes_the_agent_ask_nobody_on_loo
         elsewhere = await ask(port, lambda i: bool(i.errors()), "127.0.0.2")
         unknown = await ask(port, lambda i: bool(i.errors()), None)
     assert (asked, elsewhere.latest(), unknown.latest()) == ([], {}, {})
-    assert "nobody says what IP address it has" in unknown.errors()["n/web"]
+    assert "its IP address is unknown" in unknown.errors()["n/web"]
 
 
 @asynccontextmanager

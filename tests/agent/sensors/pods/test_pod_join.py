@@ -36,7 +36,7 @@ def cgroups(tmp_path: Path) -> Cgroups:
 
 
 def node_of(cgroups: Cgroups) -> PodJoinContext:
-    return PodJoinContext(door=PodParsingContext(), exists=cgroups.exists)
+    return PodJoinContext(parsing=PodParsingContext(), exists=cgroups.exists)
 
 
 def runs(*containers: tuple[str, str, str]) -> RuntimeContainers:
@@ -263,7 +263,7 @@ def test_an_amount_that_cannot_be_is_told_and_counts_for_nothing(cgroups: Cgroup
     assert web.containers[0].memory_request_bytes is None
     (problem,) = web.problems
     assert problem.startswith("container main: resources.requests.cpu: 'many' is not a quantity; write a number")
-    assert problem.endswith("; until then it asks for nothing")
+    assert problem.endswith("; until then its requests are ignored")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_pod_whose_name_is_none_is_told_and_left_out(cgroups: Cgroups) -> None
     found = joined(cgroups, [pod("a b", "uid-1"), pod("web")])
     assert list(homes(found)) == ["shop/web"]
     assert found.problems == (
-        "shop/a b: metadata.name: 'a b' is no name; use letters, digits, '-', '.' and '_', at most 253",
+        "shop/a b: metadata.name: 'a b' is not a name; use letters, digits, '-', '.' and '_', at most 253",
     )
 
 
@@ -350,7 +350,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_whoever_was_listed_once_is_there_for_as_long_as_he_runs(steps: list[tuple[set[str], set[str], bool]]) -> None:
     there: set[str] = set()
-    node = PodJoinContext(door=PodParsingContext(), exists=lambda path: path == "/kubepods" or path in there)
+    node = PodJoinContext(parsing=PodParsingContext(), exists=lambda path: path == "/kubepods" or path in there)
     found, known = NodePods(), set[str]()
     for listed, running, answers in steps:
         there = {f"/kubepods/burstable/poduid-{name}/{name}-main" for name in running}

@@ -20,9 +20,9 @@ WEB = "pods[0].containers[0]"
 MILLICPU, MEMORY = (f"resource.katalyst.kubewharf.io/reclaimed_{kind}" for kind in ("millicpu", "memory"))
 
 
-def parsed(door: PodParsingContext | None = None, **fields: object) -> Pod:
+def parsed(context: PodParsingContext | None = None, **fields: object) -> Pod:
     pod = {"name": "web", "containers": [{"cgroup": "/web"}], **fields}
-    (found,) = parse_pods(json.dumps({"pods": [pod]}), "f", door or PodParsingContext())
+    (found,) = parse_pods(json.dumps({"pods": [pod]}), "f", context or PodParsingContext())
     return found
 
 
@@ -61,17 +61,17 @@ def test_what_an_annotation_gets_wrong_is_told_and_the_pod_is_one_all_the_same()
 
 
 def test_the_door_knows_the_dialect_of_the_cluster_and_the_nodes_of_the_machine() -> None:
-    door = PodParsingContext(
+    context = PodParsingContext(
         dialect=AnnotationMapping(selectors={QoSLevel.RECLAIMED: {"tier": "offline"}}, numa_ids_key="corp/nodes"),
         numa_nodes=(0,),
     )
-    pod = parsed(door, annotations={"tier": "offline", "numa_binding": "true", "corp/nodes": "3"})
+    pod = parsed(context, annotations={"tier": "offline", "numa_binding": "true", "corp/nodes": "3"})
     assert (pod.qos, pod.enhancements.numa_ids) == (QoSLevel.RECLAIMED, (3,))
     assert pod.problems == ("annotation corp/nodes: this machine has no NUMA node 3; name others",)
     with pytest.raises(
         PodsError, match=r"f: pods\[0\]\.annotations: katalyst.*'shared_cores' contradicts tier, which.*; remove"
     ):
-        parsed(door, annotations={"tier": "offline", QOS_LEVEL_KEY: "shared_cores"})
+        parsed(context, annotations={"tier": "offline", QOS_LEVEL_KEY: "shared_cores"})
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,14 @@ def test_network_bandwidth_is_in_megabits() -> None:
 @pytest.mark.parametrize(
     ("requests", "limits", "message"),
     [
-        ({MILLICPU: "500m"}, {}, f".requests.{MILLICPU}: '500m' is no whole number of thousandths of a CPU; write one"),
-        ({NET_BANDWIDTH: 0.5}, {}, f".requests.{NET_BANDWIDTH}: 0.5 is no whole number of Mbit/s; write one"),
-        ({MEMORY: 0.5}, {}, f".requests.{MEMORY}: 0.5 is no whole number of bytes; write one"),
-        ({MILLICPU: "1k"}, {MILLICPU: "2k"}, f".requests.{MILLICPU}: 1000 is not the limit, 2000; write the same"),
+        (
+            {MILLICPU: "500m"},
+            {},
+            f".requests.{MILLICPU}: '500m' is not a whole number of thousandths of a CPU; write one",
+        ),
+        ({NET_BANDWIDTH: 0.5}, {}, f".requests.{NET_BANDWIDTH}: 0.5 is not a whole number of Mbit/s; write one"),
+        ({MEMORY: 0.5}, {}, f".requests.{MEMORY}: 0.5 is not a whole number of bytes; write one"),
+        ({MILLICPU: "1k"}, {MILLICPU: "2k"}, f".requests.{MILLICPU}: 1000 differs from the limit 2000; set both"),
         ({"cpu": True}, {}, ".requests.cpu: True is not a quantity; write a number such as"),
         ({"cpu": [1]}, {}, ".requests.cpu: [1] is not a quantity"),
         (
@@ -159,7 +163,7 @@ def test_a_main_container_that_is_none_is_told(name: str) -> None:
         (
             {"priorityClassName": "gold"},
             0,
-            "priorityClassName: 'gold' is a number in the cluster alone; write priority too",
+            "priorityClassName: 'gold' is known to the cluster only; set priority too",
         ),
     ],
 )
@@ -179,12 +183,12 @@ def test_priority(fields: dict[str, object], priority: int, problem: str) -> Non
         ({"priority": 1 << 31}, "pods[0].priority: expected `int` <= 2147483647"),
         ({"initContainers": [{"name": "a", "cgroup": "/a"}]}, "pods[0].containers[0].name: is missing; a pod of several"),
         ({"containers": [{"name": "a", "cgroup": "/a", "restartPolicy": "Always"}]},
-         f"{WEB}.restartPolicy: is for init containers that stay, with the value Always; others end before"),
+         f"{WEB}.restartPolicy: is for sidecars among the init containers, with the value Always; other init"),
         ({"containers": [{"name": "a", "cgroup": "/a"}], "initContainers": [{"name": "b", "cgroup": "/b"}]},
-         "pods[0].initContainers[0].restartPolicy: is for init containers that stay"),
+         "pods[0].initContainers[0].restartPolicy: is for sidecars among the init containers"),
         ({"containers": [{"name": "a", "cgroup": "/a"}],
           "initContainers": [{"name": "b", "cgroup": "/a", "restartPolicy": "Always"}]},
-         "pods[0].initContainers[0].cgroup: /a is that of pods[0].containers[0] already"),
+         "pods[0].initContainers[0].cgroup: /a is already that of pods[0].containers[0]"),
         ({"initContainer": []}, "pods[0]: object contains unknown field `initContainer`"),
         ({"annotations": {"koordinator.sh/x": 1}}, "pods[0].annotations['koordinator.sh/x']: 1 is not text"),
         ({"labels": {"koordinator.sh/qosClass": "best"}},
