@@ -211,7 +211,7 @@ async def _run(options: AgentOptions, file: Mapping[str, Any], config: AgentConf
         loop = Loop(
             config=config,
             sensor=sensor,
-            actuator=Actuator(files, originals, act, runtime.foretold),
+            actuator=Actuator(files, originals, act, runtime.pending_originals),
             sinks=sinks,
             triggers=_open_triggers(hierarchy, stack),
             evictor=evictor,

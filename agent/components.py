@@ -175,7 +175,7 @@ async def open_kubelet(
 class NullRuntime:
     """RuntimeSide where the pods are a file's."""
 
-    foretold: PendingOriginals | None = None
+    pending_originals: PendingOriginals | None = None
     probes: tuple[Probe, ...] = ()
     answers: Mapping[str, int] = {}
 
@@ -361,13 +361,13 @@ async def connect_cluster(
     if config.report.offered_in:
         from agent.katalyst.reporter_plugin_server import ReporterPluginServer  # noqa: PLC0415 - gRPC is 12 MiB
 
-        writers.append(ReporterPluginServer(Path(config.report.offered_in), lends=lends))
+        writers.append(ReporterPluginServer(Path(config.report.offered_in), reports_reclaimable=lends))
     else:
         cnr, others = await open_cnr_writer(client, node, config, stack, kubelet=kubelet, lends=lends)
         writers.append(cnr)
     writers.append(EvictionEventWriter(client, node))
     if config.report.extended_resources:
-        extended = ExtendedResources(client, node, lends=lends)
+        extended = ExtendedResources(client, node, reports_reclaimable=lends)
         stack.push_async_callback(extended.withdraw)
         writers.append(extended)
     return ClusterComponents(
@@ -412,8 +412,8 @@ async def open_cnr_writer(
         client,
         node,
         metrics=report.node_metrics,
-        beside=lambda: msgspec.structs.replace(around.beside, fields=fields()),
-        lends=lends,
+        inputs=lambda: msgspec.structs.replace(around.inputs, fields=fields()),
+        reports_reclaimable=lends,
     )
     if report.reporter_plugins:
         from agent.katalyst.reporter_plugins import ReporterPlugins  # noqa: PLC0415 - gRPC is 12 MiB
