@@ -35,6 +35,8 @@ MAX_CYCLE_AGE_S = 30.0
 """Maximum age of a cycle; without a newer one the plugin keeps its allocation."""
 PLUGIN_TIMEOUT_S = 60.0
 """Time after the last request when a plugin counts as gone."""
+UNLISTED_GRACE_S = 60.0
+"""Time for which an added container is retained while no cycle lists its pod."""
 NS_PER_S = 1_000_000_000
 
 
@@ -52,6 +54,8 @@ class AdvisorServer:
         self._cycle: Cycle | None = None
         self._cpus: CpusetState | None = None
         self._containers: dict[str, dict[tuple[str, str], Any]] = {"cpu": {}, "memory": {}}
+        self._unlisted_ns: dict[str, int] = {}
+        """Pods of added containers that are not listed, with the time since when."""
         self._streaming: set[str] = set()
         self.answered: Counter[str] = Counter()
         """Number of answers by `cpu` and `memory`."""
@@ -63,8 +67,17 @@ class AdvisorServer:
         """Time of the last answer by `cpu` and `memory`."""
 
     def publish(self, cycle: Cycle) -> None:
-        """Take a cycle."""
+        """Take a cycle, and drop added containers of pods that are gone without a RemovePod call."""
         self._cycle = cycle
+        if not cycle.snapshot.pods_fresh:
+            return
+        now = self._now_ns()
+        added = {uid for containers in self._containers.values() for uid, _name in containers}
+        unlisted = added - {pod.uid for pod in cycle.snapshot.pods}
+        self._unlisted_ns = {uid: self._unlisted_ns.get(uid, now) for uid in unlisted}
+        removed = {uid for uid, since in self._unlisted_ns.items() if now - since > UNLISTED_GRACE_S * NS_PER_S}
+        for kind in self._containers if removed else ():
+            self._remove_pods(kind, removed)
 
     @property
     def cpus(self) -> CpusetState | None:

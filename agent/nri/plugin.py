@@ -179,7 +179,7 @@ class NriPlugin:
         self._socket, self._context, self._annotations = socket, context, annotations
         self._adjuster, self._failures = ContainerAdjuster(context, timeout_s), StartFailures()
         self._adjusted: dict[str, AdjustedContainer] = {}
-        """By cgroup."""
+        """Adjusted containers by cgroup, reconciled with the latest cycle when one is added."""
         self._session: NriSession | None = None
         self._adjusting = True
         self.source = PodSourceHealth("nri", str(socket), "connection", time.monotonic)
@@ -333,6 +333,7 @@ class NriPlugin:
         if (adjustment := await self._adjuster.adjust_new(request)) and self._adjusting:
             self._adjuster.expect(adjustment)
             if adjustment.values:
+                self._drop_removed()
                 container_id, now = request.container.id, time.monotonic()
                 self._failures.adjusted(request)
                 self._adjusted[adjustment.cgroup] = AdjustedContainer(container_id, frozenset(adjustment.values), now)
@@ -369,6 +370,19 @@ class NriPlugin:
         self._adjuster.forget(container)
         self._adjusted = {
             cgroup: adjusted for cgroup, adjusted in self._adjusted.items() if adjusted.container_id != container.id
+        }
+
+    def _drop_removed(self) -> None:
+        """Drop containers that are not in the latest cycle. Stop and remove events are lost while the runtime is disconnected."""
+        inputs = self._context.preview_inputs()
+        if inputs is None or not inputs.snapshot.pods_fresh or not inputs.snapshot.cgroups:
+            return
+        snapshot, oldest_s = inputs.snapshot, time.monotonic() - MAX_UNLISTED_S
+        running = {container.cgroup for pod in snapshot.pods for container in pod.containers} | snapshot.cgroups.keys()
+        self._adjusted = {
+            cgroup: adjusted
+            for cgroup, adjusted in self._adjusted.items()
+            if adjusted.at_s > oldest_s or cgroup in running
         }
 
     def _state_change(self, request: Any) -> wire.Empty:

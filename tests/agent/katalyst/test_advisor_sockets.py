@@ -23,7 +23,7 @@ from api.decision import ActMode, Cycle
 from api.proto import advisor_svc_pb2 as svc
 from api.proto import cpu_advisor_pb2 as cpu
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample
+from api.snapshot import CgroupSample, ComponentHealth
 from common.grpc_unix import CallRefused, GrpcClient, GrpcServer, GrpcService, serve_on_socket
 from tests.agent.advisor.builders import snapshot
 from tests.agent.katalyst.builders import blocks, node, pod, put, request
@@ -116,6 +116,29 @@ async def test_without_advice_the_plugin_gets_the_reason(tmp_path: Path, name: s
         await client.call("GetAdvice", request())
     assert server.problem is not None
     assert text in server.problem.reason
+    await client.close()
+    await stop(*servers)
+
+
+async def test_containers_of_pods_that_no_cycle_lists_are_dropped(tmp_path: Path) -> None:
+    """An older plugin that is killed or restarts never calls RemovePod for pods that are gone meanwhile."""
+    now_ns = [CYCLE.snapshot.taken_at_ns]
+    server = AdvisorServer(directory=tmp_path, now_ns=lambda: now_ns[0])
+    servers = await server.start()
+    client = GrpcClient(tmp_path / "memory_advisor.sock", MEMORY)
+    for uid in ("u-web", "u-gone"):
+        await client.call("AddContainer", svc.ContainerMetadata(pod_uid=uid, container_name="main"))
+    unlisted = (ComponentHealth(name="pods", ok=False, error="refused", remedy=""),)
+    stale = msgspec.structs.replace(CYCLE, snapshot=msgspec.structs.replace(CYCLE.snapshot, sources=unlisted))
+    for cycle, age_s, uids in (
+        (CYCLE, 0, {"u-web", "u-gone"}),
+        (CYCLE, 60, {"u-web", "u-gone"}),
+        (stale, 120, {"u-web", "u-gone"}),
+        (CYCLE, 121, {"u-web"}),
+    ):
+        now_ns[0] = CYCLE.snapshot.taken_at_ns + age_s * S
+        server.publish(cycle)
+        assert {uid for uid, _name in server._containers["memory"]} == uids, age_s
     await client.close()
     await stop(*servers)
 

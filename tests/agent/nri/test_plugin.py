@@ -28,6 +28,7 @@ from api.knobs import Knob
 from api.proto import nri_pb2 as wire
 from api.proto import ttrpc_pb2 as rpc
 from api.qos import QoSLevel
+from api.snapshot import CgroupSample, ComponentHealth
 from tests.agent.advisor.builders import pod, snapshot
 from tests.agent.nri.fake_runtime import Runtime, a_container
 from tests.agent.qrm.actuator.trees import Tree
@@ -388,6 +389,33 @@ async def test_a_runtime_without_connection_gets_no_updates_at_shutdown(
         await asyncio.to_thread(plugin.leave, KnobWriter(agent.tree.hierarchy), {})
     assert runtime.updates == []
     assert "the runtime keeps adjusted values of up to 1 containers: there is no connection" in caplog.text
+
+
+async def test_a_container_whose_removal_was_missed_is_dropped_by_the_next_cycles(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop and remove events are lost while the runtime is disconnected; the latest cycle has the running containers."""
+    inputs = inputs_of(CANONICAL)
+    agent = Agent(tmp_path, inputs)
+    with agent.plugin(runtime.path) as plugin:
+        await runtime.plugin()
+        for name in ("running", "removed"):
+            await runtime.create(a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}"))
+            agent.tree.make(f"{POD}/{name}")
+        monkeypatch.setattr("agent.nri.plugin.MAX_UNLISTED_S", 0.0)
+        cgroups = {**inputs.snapshot.cgroups, f"{POD}/running": CgroupSample(path=f"{POD}/running", id=9)}
+        unlisted = (ComponentHealth(name="pods", ok=False, error="refused", remedy=""),)
+        shot = msgspec.structs.replace(inputs.snapshot, cgroups=cgroups, sources=unlisted)
+        agent.preview_inputs = msgspec.structs.replace(inputs, snapshot=shot)
+        await runtime.create(a_container("second", "reclaimed_cores", cgroup=f"{POD}/second"))
+        assert set(plugin._adjusted) == {f"{POD}/{name}" for name in ("running", "removed", "second")}, "stale pod list"
+        monkeypatch.setattr("agent.nri.plugin.MAX_UNLISTED_S", 120.0)
+        agent.preview_inputs = msgspec.structs.replace(inputs, snapshot=msgspec.structs.replace(shot, sources=()))
+        await runtime.create(a_container("third", "reclaimed_cores", cgroup=f"{POD}/third"))
+        assert f"{POD}/removed" in plugin._adjusted, "a container that was just created may not have started yet"
+        monkeypatch.setattr("agent.nri.plugin.MAX_UNLISTED_S", 0.0)
+        await runtime.create(a_container("fourth", "reclaimed_cores", cgroup=f"{POD}/fourth"))
+        assert set(plugin._adjusted) == {f"{POD}/running", f"{POD}/fourth"}
 
 
 # --- what may go wrong
