@@ -64,7 +64,7 @@ class DecisionJournal(JsonlLog[JournalEntry]):
         )
 
     def _with_pod(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with its pod. Restored originals have none: they get the pod of the latest decision on the cgroup."""
+        """Return the outcome with its pod; restored originals get that of the latest decision on the cgroup."""
         cgroup, pod = outcome.decision.cgroup, outcome.decision.pod
         if not pod:
             decision = msgspec.structs.replace(outcome.decision, pod=self._pods.get(cgroup, ""))

@@ -53,8 +53,10 @@ class ForecastFile:
         self._failure: Unavailable | None = None
 
     def load(self, now_ns: int, wall_ns: int) -> ForecastSeries | None:
-        """Return the saved history in this boot's CLOCK_MONOTONIC; None if there is none or it is unusable, see `messages`. Raises
-        Unavailable if a damaged file cannot be renamed."""
+        """Return the saved history in this boot's CLOCK_MONOTONIC; None without usable history, see `messages`.
+
+        Raises Unavailable if a damaged file cannot be renamed.
+        """
         try:
             saved = decode_state(read_small_file(self.path, MAX_BYTES), SavedForecasts, VERSION)
         except FileNotFoundError:

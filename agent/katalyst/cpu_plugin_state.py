@@ -45,10 +45,10 @@ class PluginLayout(msgspec.Struct, frozen=True):
 def fit_plugin_layout(
     sizes: Sequence[PoolSize], usable: Mapping[int, int], dedicated: Mapping[int, int]
 ) -> PluginLayout:
-    """Fit sizes to the CPUs of the plugin: `usable` by NUMA node without reserved and interrupt CPUs, `dedicated` of containers.
+    """Fit sizes to the CPUs of the plugin: `usable` by NUMA node without reserved and interrupt CPUs, and `dedicated`.
 
-    Excess is taken from reclaimed pods, regardless of their configured minimum. Raises UnusableMessage if the online pools alone
-    do not fit.
+    Excess is taken from reclaimed pods, regardless of their configured minimum. Raises UnusableMessage if the online
+    pools alone do not fit.
     """
     shared = shared_cpus_of(sizes)
     online = tuple(size for size in sizes if _is_sized_pool(size.pool) and size.cpus > 0)
@@ -216,8 +216,8 @@ def encode_checkpoint(state: CpusetState) -> Any:
 
 
 def encode_allocation_info(item: CpusetEntry, *, pool: bool) -> Any:
-    """Return the AllocationInfo of a container or pool. The CPUs of a shared container are listed only with its pool; a container
-    that ramps up is in no pool."""
+    """Return the AllocationInfo of a container or pool. The CPUs of a shared container are listed only with its pool; a
+    container that ramps up is in no pool."""
     info = cpu.AllocationInfo(ramp_up=item.ramp_up, owner_pool_name="" if item.ramp_up else item.owner_pool_name)
     if pool or item.qos_level != QoSLevel.SHARED:
         for numa, text in item.topology_aware_assignments.items():

@@ -63,7 +63,7 @@ class NumaBalance(
     kw_only=True,
     rename={"to": "destNumaList", "source": "sourceNuma", "moved": "migrateContainers", "rss": "totalRSS"},
 ):
-    """Value of `balance_numa_memory`; Katalyst's QRM tries the nodes in turn until the part `threshold` of `rss` bytes is moved."""
+    """Value of `balance_numa_memory`; Katalyst tries the nodes in turn until the part `threshold` of `rss` is moved."""
 
     to: tuple[int, ...] = ()
     source: int
@@ -240,8 +240,8 @@ _UNKNOWN_REASON = Reason(
 def decode_memory_advice(answer: Any, pods: Sequence[Pod], reclaimable: Mapping[str, int]) -> MemoryAdvice:
     """Decode a GetAdviceResponse or ListAndWatchResponse.
 
-    `reclaimable` has bytes by cgroup: the page cache of containers, and memory of removed members elsewhere. The protocol requests
-    to reclaim them without an amount. Unlisted containers are skipped. Raises UnusableMessage.
+    `reclaimable` has bytes by cgroup: the page cache of containers, and memory of removed members elsewhere, because the
+    protocol has no amounts. Unlisted containers are skipped. Raises UnusableMessage.
     """
     if len(answer.pod_entries) + len(answer.extra_entries) > MAX_ENTRIES:
         raise UnusableMessage(f"pod_entries and extra_entries have more than {MAX_ENTRIES} entries")

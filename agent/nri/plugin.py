@@ -373,7 +373,7 @@ class NriPlugin:
         }
 
     def _drop_removed(self) -> None:
-        """Drop containers that are not in the latest cycle. Stop and remove events are lost while the runtime is disconnected."""
+        """Drop containers that are not in the latest cycle, because events are lost while the runtime is disconnected."""
         inputs = self._context.preview_inputs()
         if inputs is None or not inputs.snapshot.pods_fresh or not inputs.snapshot.cgroups:
             return

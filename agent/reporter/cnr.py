@@ -154,8 +154,11 @@ class CnrReport(msgspec.Struct, frozen=True, kw_only=True):
 def build_cnr_report(
     cycle: Cycle, *, metrics: bool, inputs: CnrInputs = NO_CNR_INPUTS, reports_reclaimable: bool = True
 ) -> CnrReport:
-    """Return the report of a cycle; with `metrics` it includes usage. Without `reports_reclaimable`, as in a dry run, nothing is reported as
-    reclaimable, because nothing would throttle the reclaimed pods."""
+    """Return the report of a cycle; with `metrics` it includes usage.
+
+    Without `reports_reclaimable`, as in a dry run, nothing is reported as reclaimable, because nothing would throttle
+    the reclaimed pods.
+    """
     return CnrReport(
         properties=(*_properties(cycle), *hardware_properties(inputs.hardware, flags=inputs.cpu_flags)),
         taints=condition_taints(cycle.evictions),

@@ -59,8 +59,10 @@ class CnrWriter(DesiredStateWriter):
         inputs: Callable[[], CnrInputs] = lambda: NO_CNR_INPUTS,
         reports_reclaimable: bool = True,
     ) -> None:
-        """`metrics` adds node metrics. `inputs` returns the parts that do not come from the cycle. Without `reports_reclaimable`, as in a
-        dry run, nothing is reported as reclaimable and fields of other managers are not taken over."""
+        """`metrics` adds node metrics. `inputs` returns the parts that do not come from the cycle.
+
+        Without `reports_reclaimable`, as in a dry run, nothing is reported as reclaimable and no field is taken over.
+        """
         super().__init__(client, node)
         self._metrics, self._inputs, self._reports_reclaimable = metrics, inputs, reports_reclaimable
         self._latest: Cycle | None = None

@@ -37,8 +37,8 @@ def build_event(
 ) -> dict[str, Any]:
     """Return one step of an eviction as a core/v1 Event.
 
-    The uid is that of the victim, else that of the listed pod; it is left out if neither is known. `at_wall_ns` (CLOCK_REALTIME)
-    and `at_ns` (CLOCK_MONOTONIC) are the same time.
+    The uid is that of the victim, else of the listed pod; without both it is left out. `at_wall_ns` (CLOCK_REALTIME) and
+    `at_ns` (CLOCK_MONOTONIC) are the same time.
     """
     namespace, _, name = kill.pod.partition("/")
     uid = victim.uid if victim is not None else pod.uid if pod is not None else ""

@@ -452,7 +452,7 @@ VICTIM = EvictionVictim(
 
 
 def kill(reason: EvictionEventReason = EvictionEventReason.CREATED, name: str = "batch") -> EvictionEvent:
-    return EvictionEvent(pod=f"shop/{name}", reason=reason, message="eviction requested with 1 s grace", at_ns=0)
+    return EvictionEvent(pod=f"shop/{name}", reason=reason, message="eviction in 1 s", at_ns=0)
 
 
 def test_an_event_names_the_pod_the_reason_and_the_numbers() -> None:
@@ -466,7 +466,7 @@ def test_an_event_names_the_pod_the_reason_and_the_numbers() -> None:
         "uid": "uid-batch",
     }
     assert event["message"] == (
-        "eviction requested with 1 s grace (rss-overuse-eviction-plugin: Resident memory is 200.0 MiB, above 1.05 times the 100.0 MiB)"
+        "eviction in 1 s (rss-overuse-eviction-plugin: Resident memory is 200.0 MiB, above 1.05 times the 100.0 MiB)"
     )
     assert (event["firstTimestamp"], event["eventTime"]) == ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.000000Z")
     assert event["metadata"] == {"generateName": "batch.", "namespace": "shop"}
