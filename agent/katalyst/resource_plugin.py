@@ -61,16 +61,18 @@ class ResourcePluginServer:
         their removal was missed, are dropped."""
         self._inputs = inputs
         now, residual_ns = self._now_ns(), round(inputs.config.residual_s * NS_PER_S)
-        expired = {uid for uid, since_ns in self._since_ns.items() if now - since_ns > residual_ns}
+        expired = {uid for uid, since_ns in tuple(self._since_ns.items()) if now - since_ns > residual_ns}
         for uid in (*pods_by_uid(inputs.pods), *expired):
-            self._forget(uid)
+            # Cycles run in another thread: of a pod admitted during an evaluation only the next cycle has the entry.
+            if uid in expired or self._entries.get(uid, {}).keys() <= inputs.state.pod(uid).keys():
+                self._forget(uid)
         self._removed &= inputs.state.pod_entries.keys()
 
     def merge_into(self, state: CpusetState) -> CpusetState:
         """Return the state with the admitted containers and without the removed pods, for the next cycle."""
         listed = pods_by_uid(self._inputs.pods) if self._inputs is not None else {}
         entries = {uid: pod for uid, pod in state.pod_entries.items() if uid not in self._removed or uid in listed}
-        for uid, pod in self._entries.items():
+        for uid, pod in tuple(self._entries.items()):
             entries[uid] = {**pod, **entries.get(uid, {})}
         return msgspec.structs.replace(state, pod_entries=entries)
 
