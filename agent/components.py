@@ -184,7 +184,7 @@ async def open_kubelet(
 class NullRuntime:
     """Replaces NriLifecycle if the pods come from a file: it does nothing."""
 
-    foretold: PendingOriginals | None = None
+    pending_originals: PendingOriginals | None = None
     probes: tuple[Probe, ...] = ()
     answers: Mapping[str, int] = {}
 
@@ -385,7 +385,7 @@ async def connect_cluster(
     if config.report.offered_in:
         from agent.katalyst.reporter_plugin_server import ReporterPluginServer  # noqa: PLC0415 - gRPC is 12 MiB
 
-        writers.append(ReporterPluginServer(Path(config.report.offered_in), lends=reports_reclaimable))
+        writers.append(ReporterPluginServer(Path(config.report.offered_in), reports_reclaimable=reports_reclaimable))
     else:
         cnr, others = await open_cnr_writer(
             client, node, config, stack, kubelet=kubelet, reports_reclaimable=reports_reclaimable
@@ -393,7 +393,7 @@ async def connect_cluster(
         writers.append(cnr)
     writers.append(EvictionEventWriter(client, node))
     if config.report.extended_resources:
-        extended = ExtendedResources(client, node, lends=reports_reclaimable)
+        extended = ExtendedResources(client, node, reports_reclaimable=reports_reclaimable)
         stack.push_async_callback(extended.withdraw)
         writers.append(extended)
     return ClusterComponents(
@@ -444,8 +444,8 @@ async def open_cnr_writer(
         client,
         node,
         metrics=report.node_metrics,
-        beside=lambda: msgspec.structs.replace(collector.beside, fields=fields()),
-        lends=reports_reclaimable,
+        inputs=lambda: msgspec.structs.replace(collector.inputs, fields=fields()),
+        reports_reclaimable=reports_reclaimable,
     )
     if report.reporter_plugins:
         from agent.katalyst.reporter_plugins import ReporterPlugins  # noqa: PLC0415 - gRPC is 12 MiB

@@ -118,7 +118,7 @@ async def test_a_node_lends_only_where_somebody_takes_back(
             if isinstance(one, ExtendedResources)
         ]
         written.publish(finished())
-        assert any(written._wanted.values()) is lent
+        assert any(written._desired.values()) is lent
 
 
 @pytest.fixture

@@ -67,7 +67,9 @@ async def test_a_restarted_agent_foretells_at_once_from_a_day_of_history(
 async def test_a_damaged_history_is_told_in_the_banner(tmp_path: Path) -> None:
     (tmp_path / "forecast_state").write_text("{")
     finished = loop_with(ForecastFile(tmp_path, "b"), Scripted(busy_snapshot)).run_cycle("tick")
-    assert finished.startup_warnings[0].startswith(f"Forecasts start afresh: {tmp_path}/forecast_state was damaged")
+    assert finished.startup_warnings[0].startswith(
+        f"Forecasts start without history: {tmp_path}/forecast_state is damaged"
+    )
 
 
 async def test_a_history_that_cannot_be_written_is_a_source_that_failed(tmp_path: Path) -> None:

@@ -90,12 +90,12 @@ async def test_taints_of_the_node_come_and_go_beside_those_of_others(client: Kub
     try:
         taints = NodeTaints(client, "taint-test")
         taints.publish(in_force("MemoryPressure", "CPUPressure", "not a name"))
-        await taints.look(0)
+        await taints.sync(0)
         assert taints.problem() is None
         assert keys() == [OTHERS["key"], f"{PREFIX}CPUPressure", f"{PREFIX}MemoryPressure"]
         server.ask("PATCH", path, {"metadata": {"labels": {"changed": "meanwhile"}}}, MERGE)
         taints.publish(in_force("CPUPressure"))
-        await taints.look(10)
+        await taints.sync(10)
         assert keys() == [OTHERS["key"], f"{PREFIX}CPUPressure"]
         await taints.withdraw()
         assert keys() == [OTHERS["key"]]

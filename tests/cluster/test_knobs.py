@@ -198,7 +198,7 @@ def test_what_only_the_runtime_knows_of_a_killed_agent_is_put_back_by_the_next(p
         wait("the runtime's word", lambda: agent.source("nri"))
         wait("a round", lambda: agent.source("kubelet"))
         assert agent.end() == 0
-        assert "counts for nothing" not in agent.said()
+        assert "NRI: annotation" not in agent.said()
     assert pods.now("batch")[0] == CPUS
 
 

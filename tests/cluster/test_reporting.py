@@ -122,15 +122,15 @@ async def test_what_a_plugin_says_is_gone_after_it_was_killed(
     definitions: Server, client: KubeClient, tmp_path: Path
 ) -> None:
     name = a_name()
-    reporters = ReporterPlugins(tmp_path, lambda: None, forget_s=2)
-    writer = CnrWriter(client, name, metrics=False, beside=lambda: CnrInputs(fields=reporters.fields()))
+    reporters = ReporterPlugins(tmp_path, lambda: None, retention_s=2)
+    writer = CnrWriter(client, name, metrics=False, inputs=lambda: CnrInputs(fields=reporters.fields()))
     writer.publish(finished(evictions=None))
     clock = [time.monotonic()]
 
     async def look() -> None:
         clock[0] += 5
-        await reporters.look()
-        await writer.look(clock[0])
+        await reporters.scan()
+        await writer.sync(clock[0])
 
     def racks() -> list[str]:
         try:
@@ -173,15 +173,15 @@ async def test_who_holds_a_field_of_ours_is_named(
     api_server.kubectl(*words, said=body)
     writer, now_s = CnrWriter(client, name, metrics=False), time.monotonic()
     writer.publish(finished(evictions=None))
-    await writer.look(now_s)
+    await writer.sync(now_s)
     problem = writer.problem()
     assert problem is not None
     assert problem.reason == (
-        f"CustomNodeResource {name}: others wrote what this agent writes, and it took that over: "
+        f"CustomNodeResource {name}: fields of other managers were overwritten by this agent: "
         ".status.topologyPolicy by somebody"
     )
     assert definitions.ask("GET", f"{CNRS}/{name}")["status"]["topologyPolicy"] == "None"
-    await writer.look(now_s + 451)
+    await writer.sync(now_s + 451)
     assert writer.problem() is None, "it was said once, and somebody does not say it again"
     definitions.ask("DELETE", f"{CNRS}/{name}")
 
@@ -198,7 +198,7 @@ async def test_a_server_of_48_cores_is_taken_as_it_is(definitions: Server, clien
         advice=advice(ADVERTISED),
     )
     writer.publish(one)
-    await writer.look(time.monotonic())
+    await writer.sync(time.monotonic())
     assert writer.problem() is None
     status = msgspec.convert(definitions.ask("GET", f"{CNRS}/{name}")["status"], CustomNodeResourceStatus)
     sockets = status.topology_zone or ()
@@ -231,7 +231,7 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
 
     try:
         lend(5.123)
-        await extended.look(now_s)
+        await extended.sync(now_s)
         assert extended.problem() is None
         server.ask("POST", pods, asking_for("fits", 5000))
         wait("it is placed", lambda: scheduled("fits")[0] == "True")
@@ -240,12 +240,12 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
         assert f"Insufficient {RECLAIMED_CPU}" in scheduled("waits")[1]
         wait("the kubelet runs it", lambda: server.ask("GET", f"{pods}/fits")["status"]["phase"] == "Running", 60)
         lend(6.0)
-        await extended.look(now_s + 10)
+        await extended.sync(now_s + 10)
         assert extended.problem() is None
         allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
         assert allocatable[RECLAIMED_CPU] == "6k", "the API server writes quantities its own way"
         # There is more, and nobody had to touch the pod. The agent goes on to look meanwhile, as it does.
-        await until(lambda: scheduled("waits")[0] == "True", lambda: extended.look(time.monotonic()), 90)
+        await until(lambda: scheduled("waits")[0] == "True", lambda: extended.sync(time.monotonic()), 90)
     finally:
         await extended.withdraw()
     allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
@@ -270,11 +270,11 @@ async def test_a_real_kubelet_says_its_policy_and_who_has_what(ours: Cluster, cl
     async with KubeletClient(config, "/configz") as kubelet:
         around = CnrInputCollector((Path("/proc"), Path("/sys")), CnrInputs(), kubelet, shares)
         try:
-            await around.look()
+            await around.poll()
         finally:
             await shares.close()
     assert around.problem() is None
-    beside = around.beside
+    beside = around.inputs
     assert beside.policy == "None"
     assert beside.node is not None
     # Without a CPU manager every CPU may be anybody's, and no device is there.

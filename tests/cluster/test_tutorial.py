@@ -80,7 +80,7 @@ async def test_44k_42k_and_40k_as_the_tutorial_says(
         assert finished.advice is not None
         sizes.append({pool.name: len(pool.cpus) for pool in finished.advice.pools})
         writer.publish(finished)
-        await writer.look(time.monotonic())
+        await writer.sync(time.monotonic())
         assert writer.problem() is None
         words = ("get", "kcnr", NODE, "-o", "jsonpath={.status.resources.allocatable}")
         found.append(msgspec.json.decode(api_server.kubectl(*words)))

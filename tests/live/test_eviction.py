@@ -96,7 +96,7 @@ def test_a_pod_beyond_its_request_leaves_and_everybody_is_told(
         assert 'dioptase_eviction_kills_total{reason="EvictSucceeded"} 1' in metrics
         assert 'dioptase_source_up{source="eviction",detail=""} 1' in metrics
         assert agent.view()["evictions"]["thresholds"][0]["plugin"] == RSS
-        assert "default/batch has to leave: Resident memory is" in agent.log
+        assert "default/batch is evicted: Resident memory is" in agent.log
         assert agent.end() == 0
     lines = (tmp_path / "state" / "evictions.jsonl").read_text().splitlines()
     assert [json.loads(line)["seq"] for line in lines] == [1, 2, 3]
@@ -110,7 +110,7 @@ def test_a_dry_run_of_the_agent_shows_who_would_leave(groups: tuple[TestCgroup, 
         shown = agent.view()["seq"]
         eventually("some more rounds", lambda: agent.view()["seq"] >= shown + 4)
         assert (batch.poll(), reasons(agent)) == (None, [])
-        assert "default/batch would have to leave: " in agent.log
+        assert "default/batch would be evicted: " in agent.log
 
 
 def test_an_agent_that_is_killed_in_the_middle_kills_nobody_and_the_next_one_begins_anew(

@@ -30,7 +30,7 @@ def bare_turn(seq: int, *outcomes: Outcome) -> Cycle:
 
 
 def numbered(journal: DecisionJournal, count: int, start: int = 0) -> None:
-    """Publish that many rounds, one entry each, with values that can be told apart."""
+    """Publish that many rounds, one entry each, with distinct values."""
     for i in range(start, start + count):
         journal.publish(turn(i + 2, outcome(value=str(i))))
 
@@ -60,14 +60,14 @@ def test_an_entry_knows_its_round() -> None:
 
 def test_what_the_runtime_did_before_the_round_is_an_entry_too() -> None:
     """The round finds it as it is to be, of which there is nothing to say."""
-    journal, made = DecisionJournal(None), outcome(before="0-3", value="1", after="1")
-    same = msgspec.structs.replace(made, status=OutcomeStatus.UNCHANGED, before="1")
-    journal.publish(msgspec.structs.replace(turn(7, same), runtime_outcomes=(made,)))
+    journal, result = DecisionJournal(None), outcome(before="0-3", value="1", after="1")
+    same = msgspec.structs.replace(result, status=OutcomeStatus.UNCHANGED, before="1")
+    journal.publish(msgspec.structs.replace(turn(7, same), made=(result,)))
     journal.publish(turn(8, same))
-    assert [(entry.trigger, entry.cycle_seq, entry.outcome) for entry in journal.entries()] == [("nri", 7, made)]
+    assert [(entry.trigger, entry.cycle_seq, entry.outcome) for entry in journal.entries()] == [("nri", 7, result)]
 
 
-def test_the_newest_entries_after_one_are_told_oldest_first() -> None:
+def test_the_newest_entries_after_a_seq_oldest_first() -> None:
     journal = DecisionJournal(None)
     numbered(journal, 10)
     assert values(journal, limit=3) == ["7", "8", "9"]
@@ -89,16 +89,16 @@ def test_2000_entries_are_within_a_mebibyte_and_a_half_whether_made_or_loaded(tm
                 APPLIED.decision, value=str(i), reason=msgspec.structs.replace(verdict, inputs={"wait_us": i + 0.5})
             )
             journal.publish(bare_turn(i + 2, msgspec.structs.replace(APPLIED, decision=decision)))
-        made = tracemalloc.get_traced_memory()[0] - before
+        result = tracemalloc.get_traced_memory()[0] - before
         journal.close()
         del journal
         before = tracemalloc.get_traced_memory()[0]
         loaded = DecisionJournal(path)
-        kept = tracemalloc.get_traced_memory()[0] - before
+        loaded_bytes = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     assert len(loaded.entries(limit=2000)) == 2000
-    assert max(made, kept) < 3 << 19
+    assert max(result, loaded_bytes) < 3 << 19
     assert path.stat().st_size > 1 << 20
     loaded.close()
 
@@ -182,9 +182,9 @@ def test_numbers_go_on_after_a_restart_and_files_stay_bounded(tmp_path: Path) ->
 
 
 def test_a_crash_at_any_byte_loses_only_the_line_it_tore(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    numbered(DecisionJournal(whole), 3)
-    content = whole.read_bytes()
+    complete_file = tmp_path / "whole"
+    numbered(DecisionJournal(complete_file), 3)
+    content = complete_file.read_bytes()
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
     torn = tmp_path / "torn"
     for cut in range(0, len(content) + 1, 7):

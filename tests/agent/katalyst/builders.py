@@ -50,23 +50,23 @@ def pod(
 
 def put(
     request: Any,
-    one: Pod,
+    pod_: Pod,
     owner: str,
     assigned: dict[int, str] | None = None,
     container: str = "main",
     ramp_up: bool = False,
 ) -> None:
     """Have the plugin have given this to a container."""
-    made = request.entries[one.uid].entries[container]
-    made.metadata.pod_uid, made.metadata.pod_namespace, made.metadata.pod_name = one.uid, one.namespace, one.name
-    made.metadata.container_name, made.metadata.qos_level = container, one.qos.value
-    made.metadata.container_type = plugin.MAIN if container == "main" else plugin.SIDECAR
-    made.metadata.requestMilliQuantity, made.metadata.useMilliQuantity = 2000, True
-    if one.enhancements.numa_binding:
-        made.metadata.annotations["numa_binding"] = "true"
-    made.allocation_info.owner_pool_name, made.allocation_info.ramp_up = owner, ramp_up
+    entry = request.entries[pod_.uid].entries[container]
+    entry.metadata.pod_uid, entry.metadata.pod_namespace, entry.metadata.pod_name = pod_.uid, pod_.namespace, pod_.name
+    entry.metadata.container_name, entry.metadata.qos_level = container, pod_.qos.value
+    entry.metadata.container_type = plugin.MAIN if container == "main" else plugin.SIDECAR
+    entry.metadata.requestMilliQuantity, entry.metadata.useMilliQuantity = 2000, True
+    if pod_.enhancements.numa_binding:
+        entry.metadata.annotations["numa_binding"] = "true"
+    entry.allocation_info.owner_pool_name, entry.allocation_info.ramp_up = owner, ramp_up
     for numa, text in (assigned or {}).items():
-        made.allocation_info.topology_aware_assignments[numa] = text
+        entry.allocation_info.topology_aware_assignments[numa] = text
 
 
 def put_pool(request: Any, name: str, assigned: dict[int, str]) -> None:

@@ -1,4 +1,4 @@
-"""Eviction plugins over real sockets: what they find is the manager's to judge, and what they get wrong is said."""
+"""Clients of eviction plugins over real sockets: findings, and the reports of invalid answers."""
 
 from __future__ import annotations
 
@@ -47,55 +47,55 @@ def pod(name: str, qos: QoSLevel = QoSLevel.RECLAIMED) -> Pod:
 PODS = (pod("one"), pod("two"))
 
 
-def handlers(said: Mapping[str, Any], asked: list[Any]) -> dict[str, GrpcHandler]:
+def handlers(answers: Mapping[str, Any], requests: list[Any]) -> dict[str, GrpcHandler]:
     def answering(name: str) -> GrpcHandler:
         async def answer(request: Any, _words: Mapping[str, str]) -> Any:
-            asked.append(request)
-            if isinstance(said[name], Exception):
-                raise said[name]
-            if said[name] == "hang":
+            requests.append(request)
+            if isinstance(answers[name], Exception):
+                raise answers[name]
+            if answers[name] == "hang":
                 await asyncio.sleep(60)
-            return said[name]
+            return answers[name]
 
         return answer
 
-    return {name: answering(name) for name in said}
+    return {name: answering(name) for name in answers}
 
 
-async def plugin(path: Path, asked: list[Any], **said: Any) -> tuple[GrpcServer, DiscoveredPlugin]:
-    usual = {"ThresholdMet": wire.ThresholdMetResponse(), "GetEvictPods": wire.GetEvictPodsResponse(), **said}
-    server = await serve_on_socket(path, (GrpcService(SERVICE, handlers(usual, asked)),))
+async def plugin(path: Path, requests: list[Any], **answers: Any) -> tuple[GrpcServer, DiscoveredPlugin]:
+    usual = {"ThresholdMet": wire.ThresholdMetResponse(), "GetEvictPods": wire.GetEvictPodsResponse(), **answers}
+    server = await serve_on_socket(path, (GrpcService(SERVICE, handlers(usual, requests)),))
     return server, DiscoveredPlugin(kind="EvictionPlugin", name=path.stem, socket=path, inode=1)
 
 
 def hard() -> wire.ThresholdMetResponse:
-    made = wire.ThresholdMetResponse(
+    message = wire.ThresholdMetResponse(
         threshold_value=5,
         observed_value=10,
         threshold_operator=wire.GREATER_THAN,
         met_type=wire.HARD_MET,
         eviction_scope="memory",
     )
-    made.grace_period_seconds = 20
-    made.condition.CopyFrom(
+    message.grace_period_seconds = 20
+    message.condition.CopyFrom(
         wire.Condition(condition_name="MemoryPressure", effects=["NoSchedule", "Nonsense"], met_condition=True)
     )
-    return made
+    return message
 
 
-async def test_a_hard_threshold_asks_for_one_pod(tmp_path: Path) -> None:
+async def test_a_hard_threshold_requests_one_pod(tmp_path: Path) -> None:
     top = wire.GetTopEvictionPodsResponse(target_pods=[encode_pod(PODS[1]), core.Pod()])
     top.deletion_options.grace_period_seconds = 60
-    asked: list[Any] = []
-    server, its = await plugin(
+    requests: list[Any] = []
+    server, discovered = await plugin(
         tmp_path / "p.sock",
-        asked,
+        requests,
         ThresholdMet=hard(),
         GetTopEvictionPods=top,
         GetToken=wire.GetTokenResponse(token="t"),
     )
     remotes = EvictionPluginClients(lambda: 0)
-    await remotes.run_cycle((its,), PODS)
+    await remotes.run_cycle((discovered,), PODS)
     (finding,) = remotes.findings()
     threshold = finding.threshold
     assert (threshold.met, threshold.value, threshold.observed, threshold.scope) == (
@@ -109,67 +109,67 @@ async def test_a_hard_threshold_asks_for_one_pod(tmp_path: Path) -> None:
     assert (threshold.condition.name, threshold.condition.kind, threshold.condition.effects) == (
         "MemoryPressure", "node", ("NoSchedule",)
     )  # fmt: skip
-    assert [(one.pod.name, one.grace_s) for one in finding.candidates] == [("two", 60.0)], (
-        "one that is not here cannot leave"
+    assert [(item.pod.name, item.grace_s) for item in finding.candidates] == [("two", 60.0)], (
+        "a pod that is not on the node cannot be evicted"
     )
-    assert (asked[-1].topN, asked[-1].eviction_scope, len(asked[-1].active_pods)) == (1, "memory", 2)
+    assert (requests[-1].topN, requests[-1].eviction_scope, len(requests[-1].active_pods)) == (1, "memory", 2)
     assert remotes.token("p") == "t"
     await server.stop()
 
 
-async def test_a_soft_one_asks_for_all_and_candidates_come_with_their_records(tmp_path: Path) -> None:
-    said = wire.ThresholdMetResponse(met_type=wire.SOFT_MET, candidate_pods=[encode_pod(PODS[0])])
-    asked: list[Any] = []
-    server, its = await plugin(
-        tmp_path / "p.sock", asked, ThresholdMet=said, GetTopEvictionPods=wire.GetTopEvictionPodsResponse()
+async def test_a_soft_threshold_requests_all_candidates(tmp_path: Path) -> None:
+    answers = wire.ThresholdMetResponse(met_type=wire.SOFT_MET, candidate_pods=[encode_pod(PODS[0])])
+    requests: list[Any] = []
+    server, discovered = await plugin(
+        tmp_path / "p.sock", requests, ThresholdMet=answers, GetTopEvictionPods=wire.GetTopEvictionPodsResponse()
     )
-    record = wire.EvictionRecord(uid="u-one", has_pdb=True)
     remotes = EvictionPluginClients(lambda: 0)
-    await remotes.run_cycle((its,), PODS, {"u-one": record, "u-two": wire.EvictionRecord(uid="u-two")})
+    await remotes.run_cycle((discovered,), PODS)
     assert remotes.findings()[0].threshold.met is ThresholdMet.SOFT
-    assert asked[-1].topN == 0
-    assert [one.metadata.uid for one in asked[-1].active_pods] == ["u-one"]
-    assert list(asked[-1].candidate_eviction_records) == [record]
+    assert requests[-1].topN == 0
+    assert [item.metadata.uid for item in requests[-1].active_pods] == ["u-one"]
     await server.stop()
 
 
-async def test_pods_that_are_named_for_themselves(tmp_path: Path) -> None:
-    """Those that must leave apart from those that may; a grace below nothing is the pod's own."""
+async def test_pods_named_without_a_threshold(tmp_path: Path) -> None:
+    """Pods that must be evicted precede those that may be; a negative grace period is the pod's own."""
     direct = wire.GetEvictPodsResponse()
     direct.evict_pods.add(
         pod=encode_pod(PODS[0]), reason="too old", force_evict=True
     ).deletion_options.grace_period_seconds = -1
     direct.evict_pods.add(pod=encode_pod(PODS[1]), reason="too big").deletion_options.grace_period_seconds = 0
     direct.evict_pods.add(pod=core.Pod(), reason="a pod of elsewhere", force_evict=True)
-    server, its = await plugin(tmp_path / "p.sock", [], GetEvictPods=direct)
+    server, discovered = await plugin(tmp_path / "p.sock", [], GetEvictPods=direct)
     remotes = EvictionPluginClients(lambda: 0)
-    await remotes.run_cycle((its,), PODS)
+    await remotes.run_cycle((discovered,), PODS)
     idle, forced, soft = remotes.findings()
     assert idle.threshold.met is ThresholdMet.NOT_MET
-    assert [(one.pod.name, one.text, one.grace_s) for one in forced.candidates] == [("one", "too old", None)]
-    assert [(one.pod.name, one.text, one.grace_s) for one in soft.candidates] == [("two", "too big", 0.0)]
+    assert [(item.pod.name, item.text, item.grace_s) for item in forced.candidates] == [("one", "too old", None)]
+    assert [(item.pod.name, item.text, item.grace_s) for item in soft.candidates] == [("two", "too big", 0.0)]
     assert (forced.forced, forced.direct, soft.forced) == (True, True, False)
     await server.stop()
 
 
-async def test_who_hangs_refuses_or_is_gone_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plugin_that_hangs_refuses_or_is_gone_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(external_evictions, "ANSWER_TIMEOUT_S", 0.3)
     now = [0]
     remotes = EvictionPluginClients(lambda: now[0])
-    hangs, one = await plugin(tmp_path / "hangs.sock", [], ThresholdMet="hang")
-    refuses, two = await plugin(tmp_path / "refuses.sock", [], GetEvictPods=HandlerRefusal("no pods today"))
-    works, three = await plugin(tmp_path / "works.sock", [])
-    gone = DiscoveredPlugin(kind="EvictionPlugin", name="gone", socket=tmp_path / "gone.sock", inode=1)
+    hangs, first = await plugin(tmp_path / "hangs.sock", [], ThresholdMet="hang")
+    refuses, second = await plugin(tmp_path / "refuses.sock", [], GetEvictPods=HandlerRefusal("no pods today"))
+    works, third = await plugin(tmp_path / "works.sock", [])
+    missing = DiscoveredPlugin(kind="EvictionPlugin", name="gone", socket=tmp_path / "gone.sock", inode=1)
     async with asyncio.timeout(20):
-        await remotes.run_cycle((one, two, three, gone), PODS)
-    rules = {one.threshold.plugin: one.threshold.reason for one in remotes.findings()}
-    assert {name: verdict.rule for name, verdict in rules.items()} == {
+        await remotes.run_cycle((first, second, third, missing), PODS)
+    rules = {item.threshold.plugin: item.threshold.reason for item in remotes.findings()}
+    assert {name: reason.rule for name, reason in rules.items()} == {
         "hangs": "plugin_failed", "refuses": "plugin_failed", "works": "threshold_not_met", "gone": "plugin_failed"
     }  # fmt: skip
-    assert "did not answer within 0.3 s; nobody is evicted" in rules["hangs"].text
+    assert "did not answer within 0.3 s; it evicts no pod" in rules["hangs"].text
     assert "no pods today" in rules["refuses"].text
     now[0] = 16 * S
-    assert {one.threshold.reason.rule for one in remotes.findings()} == {"input_missing"}
+    assert {item.threshold.reason.rule for item in remotes.findings()} == {"input_missing"}
     for server in (hangs, refuses, works):
         await server.stop()
 
@@ -182,27 +182,27 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("said", NONSENSE, ids=("nan", "inf", "a grace of ages", "a kind of its own"))
-def test_a_threshold_that_makes_no_sense_is_not_met(said: wire.ThresholdMetResponse) -> None:
-    threshold = decode_threshold("p", said)
+@pytest.mark.parametrize("answers", NONSENSE, ids=("nan", "inf", "a grace of ages", "a kind of its own"))
+def test_an_invalid_threshold_is_not_met(answers: wire.ThresholdMetResponse) -> None:
+    threshold = decode_threshold("p", answers)
     assert (threshold.met, threshold.reason.rule) == (ThresholdMet.NOT_MET, "plugin_failed")
 
 
-def test_conditions_of_a_cnr_say_for_whom() -> None:
-    said = wire.Condition(condition_type=wire.CNR_CONDITION, condition_name="x", met_condition=True)
-    said.effects.append("reclaimed_cores/NoSchedule")
-    found = external_evictions.decode_condition(said)
-    assert found is not None
-    assert (found.kind, found.effects) == ("cnr", ("reclaimed_cores/NoSchedule",))
-    said.met_condition = False
-    assert external_evictions.decode_condition(said) is None
+def test_conditions_of_a_cnr_name_their_qos_level() -> None:
+    answers = wire.Condition(condition_type=wire.CNR_CONDITION, condition_name="x", met_condition=True)
+    answers.effects.append("reclaimed_cores/NoSchedule")
+    condition = external_evictions.decode_condition(answers)
+    assert condition is not None
+    assert (condition.kind, condition.effects) == ("cnr", ("reclaimed_cores/NoSchedule",))
+    answers.met_condition = False
+    assert external_evictions.decode_condition(answers) is None
 
 
-def test_what_plugins_are_shown_of_a_pod() -> None:
-    made = core.Pod.FromString(encode_pod(PODS[0]).SerializeToString())
-    (container,) = made.spec.containers
-    assert (made.metadata.uid, made.spec.priority, made.status.phase) == ("u-one", -3, "Running")
-    assert {name: one.string for name, one in container.resources.requests.items()} == {
+def test_the_pod_message_for_plugins() -> None:
+    message = core.Pod.FromString(encode_pod(PODS[0]).SerializeToString())
+    (container,) = message.spec.containers
+    assert (message.metadata.uid, message.spec.priority, message.status.phase) == ("u-one", -3, "Running")
+    assert {name: item.string for name, item in container.resources.requests.items()} == {
         "cpu": "1500m",
         "memory": "4096",
         "resource.katalyst.kubewharf.io/reclaimed_millicpu": "2000",

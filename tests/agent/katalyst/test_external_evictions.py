@@ -1,4 +1,4 @@
-"""Plugins of others from their socket to a victim: who is heeded, and what those cannot do who hang, lie or die."""
+"""External plugins from their socket to a victim: tokens and names, and plugins that hang, fail or die."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ TOKEN = "Basic dXNlcjpwYXNzd29yZA=="
 
 
 def naming(*pods: Pod) -> wire.GetEvictPodsResponse:
-    """These must leave."""
-    said = wire.GetEvictPodsResponse()
+    """Return an answer that requires the eviction of these pods."""
+    answers = wire.GetEvictPodsResponse()
     for each in pods:
-        said.evict_pods.add(pod=encode_pod(each), reason="too loud", force_evict=True)
-    return said
+        answers.evict_pods.add(pod=encode_pod(each), reason="too loud", force_evict=True)
+    return answers
 
 
 @asynccontextmanager
 async def offered(
-    directory: Path, name: str = "theirs", asked: list[Any] | None = None, **said: Any
+    directory: Path, name: str = "external", requests: list[Any] | None = None, **answers: Any
 ) -> AsyncIterator[None]:
     """A plugin that registers and answers on one socket."""
     usual = {
         "ThresholdMet": wire.ThresholdMetResponse(), "GetEvictPods": wire.GetEvictPodsResponse(),
-        "GetTopEvictionPods": wire.GetTopEvictionPodsResponse(), **said,
+        "GetTopEvictionPods": wire.GetTopEvictionPodsResponse(), **answers,
     }  # fmt: skip
     services = (
         PluginRegistration(PluginIdentity(kind="EvictionPlugin", name=name)).service(),
-        GrpcService(SERVICE, handlers(usual, [] if asked is None else asked)),
+        GrpcService(SERVICE, handlers(usual, [] if requests is None else requests)),
     )
     server = await serve_on_socket(directory / f"{len(name)}.sock", services)
     try:
@@ -65,11 +65,11 @@ async def offered(
 
 
 class Manager:
-    """The eviction manager of a node with these pods, and those who sit at the sockets."""
+    """The eviction manager of a node with these pods, and the plugins at the sockets."""
 
     def __init__(self, directory: Path, **eviction: object) -> None:
-        said = {"eviction": {"pluginSockets": str(directory), "skippedLabels": ["spare"], "burst": 10, **eviction}}
-        config = msgspec.convert(said, AgentConfig)
+        answers = {"eviction": {"pluginSockets": str(directory), "skippedLabels": ["spare"], "burst": 10, **eviction}}
+        config = msgspec.convert(answers, AgentConfig)
         self.killer, self.at_s = Remembering(), 100
         self.evictor = EvictionRunner(config, self.killer)
         self.external_findings = ExternalEvictionPlugins(config.eviction, lambda: self.at_s * S)
@@ -78,61 +78,61 @@ class Manager:
         self.external_findings.publish(msgspec.structs.replace(busy_cycle(), snapshot=self.snapshot))
 
     async def run_cycle(self) -> EvictionResult:
-        """One look at the sockets, and one round after it."""
-        await self.external_findings.look()
-        return self.judged()
+        """Poll the sockets once, then run one cycle."""
+        await self.external_findings.poll()
+        return self.evaluate()
 
-    def judged(self, after_s: int = 6) -> EvictionResult:
+    def evaluate(self, after_s: int = 6) -> EvictionResult:
         self.at_s += after_s
         self.snapshot = situation(self.at_s, PODS).snapshot
         return self.evictor.run_cycle(self.snapshot, None, PolicyState(), self.at_s * S)
 
     @property
-    def asked(self) -> list[str]:
+    def evicted(self) -> list[str]:
         return [key for key, _ in self.killer.asked]
 
 
-async def test_whom_a_plugin_names_leaves_but_for_those_who_are_protected_or_not_here(tmp_path: Path) -> None:
-    asked: list[Any] = []
+async def test_a_named_pod_is_evicted_unless_it_is_protected_or_gone(tmp_path: Path) -> None:
+    requests: list[Any] = []
     manager = Manager(tmp_path)
-    named = naming(BATCH, CRITICAL, SPARED, GOING, pod("stranger"))
-    async with offered(tmp_path, asked=asked, GetEvictPods=named):
-        found = await manager.run_cycle()
-        assert [(each.pod, each.plugin) for each in found.victims] == [("default/batch", "theirs")]
-        assert found.victims[0].reason.text == "too loud"
+    answer = naming(BATCH, CRITICAL, SPARED, GOING, pod("stranger"))
+    async with offered(tmp_path, requests=requests, GetEvictPods=answer):
+        result = await manager.run_cycle()
+        assert [(each.pod, each.plugin) for each in result.victims] == [("default/batch", "external")]
+        assert result.victims[0].reason.text == "too loud"
         await manager.run_cycle()
-    assert manager.asked == ["default/batch"], "once, although it is named again"
-    shown = {one.metadata.name for one in asked[0].active_pods}
-    assert shown == {"batch", "other"}, "who is protected or going is not shown"
+    assert manager.evicted == ["default/batch"], "once, although it is named again"
+    shown = {item.metadata.name for item in requests[0].active_pods}
+    assert shown == {"batch", "other"}, "protected and terminating pods are not sent"
 
 
 async def test_a_threshold_has_to_last_as_long_as_the_plugin_says(tmp_path: Path) -> None:
-    """hard() is tolerated for 20 s; it names a condition for the node."""
+    """The answer of hard() has a grace period of 20 s and a condition of the node."""
     manager = Manager(tmp_path)
     top = wire.GetTopEvictionPodsResponse(target_pods=[encode_pod(OTHER)])
     async with offered(tmp_path, ThresholdMet=hard(), GetTopEvictionPods=top):
         asked_at = []
         for _ in range(5):
-            found = await manager.run_cycle()
-            asked_at.append((manager.at_s, manager.asked))
-    assert next(at_s for at_s, asked in asked_at if asked) == 130, "106 s and 20, at the next round"
-    assert manager.asked == ["default/other"]
-    assert [(one.condition.name, one.condition.effects) for one in found.conditions] == [
+            result = await manager.run_cycle()
+            asked_at.append((manager.at_s, manager.evicted))
+    assert next(at_s for at_s, requests in asked_at if requests) == 130, "106 s and 20, at the next round"
+    assert manager.evicted == ["default/other"]
+    assert [(item.condition.name, item.condition.effects) for item in result.conditions] == [
         ("MemoryPressure", ("NoSchedule",))
     ]
 
 
-@pytest.mark.parametrize("dry", ["*", "theirs"])
+@pytest.mark.parametrize("dry", ["*", "external"])
 async def test_a_dry_run_is_one_for_plugins_of_others_too(tmp_path: Path, dry: str) -> None:
     manager = Manager(tmp_path, dryRun=[dry])
     async with offered(tmp_path, GetEvictPods=naming(BATCH)):
-        found = await manager.run_cycle()
-    assert [(each.pod, each.dry_run) for each in found.victims] == [("default/batch", True)]
-    assert manager.asked == []
+        result = await manager.run_cycle()
+    assert [(each.pod, each.dry_run) for each in result.victims] == [("default/batch", True)]
+    assert manager.evicted == []
 
 
 @pytest.mark.parametrize(
-    ("known", "said", "heeded"),
+    ("tokens_text", "token", "accepted"),
     [
         (None, None, True),
         (f"# ours\n{TOKEN}\n", TOKEN, True),
@@ -143,23 +143,23 @@ async def test_a_dry_run_is_one_for_plugins_of_others_too(tmp_path: Path, dry: s
         ("gone", TOKEN, False),
     ],
 )
-async def test_with_a_file_of_tokens_only_who_is_in_there_is_heeded(
-    tmp_path: Path, known: str | None, said: str | None, heeded: bool
+async def test_with_a_token_file_only_listed_plugins_are_accepted(
+    tmp_path: Path, tokens_text: str | None, token: str | None, accepted: bool
 ) -> None:
     settings = {}
-    if known is not None:
+    if tokens_text is not None:
         settings["pluginTokensFile"] = str(tmp_path / "tokens")
-        if known != "gone":
-            (tmp_path / "tokens").write_text(known)
-    answers = {} if said is None else {"GetToken": wire.GetTokenResponse(token=said)}
+        if tokens_text != "gone":
+            (tmp_path / "tokens").write_text(tokens_text)
+    answers = {} if token is None else {"GetToken": wire.GetTokenResponse(token=token)}
     manager = Manager(tmp_path / "socks", **settings)
     async with offered(tmp_path / "socks", GetEvictPods=naming(BATCH), **answers):
-        found = await manager.run_cycle()
-    assert (manager.asked == ["default/batch"]) is heeded
-    assert (manager.external_findings.problem() is None) is heeded
-    if not heeded:
-        (threshold,) = {each.reason.text for each in found.thresholds}
-        assert threshold == f"its token is not in {tmp_path}/tokens; nobody is evicted for what it finds."
+        result = await manager.run_cycle()
+    assert (manager.evicted == ["default/batch"]) is accepted
+    assert (manager.external_findings.problem() is None) is accepted
+    if not accepted:
+        (threshold,) = {each.reason.text for each in result.thresholds}
+        assert threshold == f"its token is not in {tmp_path}/tokens; its findings evict no pod."
 
 
 async def test_a_token_that_is_taken_out_of_the_file_counts_no_more(tmp_path: Path) -> None:
@@ -177,21 +177,21 @@ async def test_a_token_that_is_taken_out_of_the_file_counts_no_more(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("rss-overuse-eviction-plugin", "rss-overuse-eviction-plugin: its name is that of a plugin of ours"),
+        ("rss-overuse-eviction-plugin", "rss-overuse-eviction-plugin: its name is that of a built-in plugin"),
         ("x" * 129, "its name is too long"),
-        ("a|b", "has characters that no name has"),
-        ("a\nb", "has characters that no name has"),
+        ("a|b", "has invalid characters"),
+        ("a\nb", "has invalid characters"),
     ],
 )
-async def test_a_name_that_will_not_do_is_not_asked(tmp_path: Path, name: str, why: str) -> None:
-    asked: list[Any] = []
+async def test_a_plugin_with_an_invalid_name_is_not_polled(tmp_path: Path, name: str, why: str) -> None:
+    requests: list[Any] = []
     manager = Manager(tmp_path)
-    async with offered(tmp_path, name, asked, GetEvictPods=naming(BATCH)):
+    async with offered(tmp_path, name, requests, GetEvictPods=naming(BATCH)):
         await manager.run_cycle()
     trouble = manager.external_findings.problem()
     assert trouble is not None
     assert why in trouble.reason
-    assert (manager.asked, asked) == ([], [])
+    assert (manager.evicted, requests) == ([], [])
 
 
 async def test_one_that_hangs_holds_up_no_round_and_no_other_plugin(
@@ -203,19 +203,19 @@ async def test_one_that_hangs_holds_up_no_round_and_no_other_plugin(
         offered(tmp_path, "hangs", ThresholdMet="hang", GetEvictPods=naming(OTHER)),
         offered(tmp_path, "works too", GetEvictPods=naming(BATCH)),
     ):
-        looking = asyncio.create_task(manager.external_findings.look())
+        looking = asyncio.create_task(manager.external_findings.poll())
         deadline = time.monotonic() + 20
-        while not manager.asked:
+        while not manager.evicted:
             assert time.monotonic() < deadline
             assert not looking.done(), "the other one is heard although the first hangs"
             await asyncio.sleep(0.01)
-            manager.judged()
+            manager.evaluate()
             manager.at_s -= 6
             manager.evictor = _again(manager)
         await looking
-        found = manager.judged()
-    assert set(manager.asked) == {"default/batch"}, "what one says that does not answer all counts for nothing"
-    assert "did not answer within 1 s" in {each.plugin: each.reason.text for each in found.thresholds}["hangs"]
+        result = manager.evaluate()
+    assert set(manager.evicted) == {"default/batch"}, "a plugin that does not answer all calls has no findings"
+    assert "did not answer within 1 s" in {each.plugin: each.reason.text for each in result.thresholds}["hangs"]
 
 
 def _again(manager: Manager) -> EvictionRunner:
@@ -228,19 +228,19 @@ def _again(manager: Manager) -> EvictionRunner:
 async def test_one_that_died_finds_nothing_any_more_and_what_it_found_becomes_old(tmp_path: Path) -> None:
     manager = Manager(tmp_path)
     async with offered(tmp_path, GetEvictPods=naming(BATCH)):
-        await manager.external_findings.look()
-    # It is gone before a round came; its word counts for 15 s.
-    found = manager.judged(after_s=16)
-    assert [(each.plugin, each.reason.rule) for each in found.thresholds] == [("theirs", "input_missing")]
-    await manager.external_findings.look()
-    assert manager.judged().thresholds == ()
-    assert manager.asked == []
+        await manager.external_findings.poll()
+    # The plugin is gone before the next cycle; its findings are valid for 15 s.
+    result = manager.evaluate(after_s=16)
+    assert [(each.plugin, each.reason.rule) for each in result.thresholds] == [("external", "input_missing")]
+    await manager.external_findings.poll()
+    assert manager.evaluate().thresholds == ()
+    assert manager.evicted == []
 
 
-async def test_one_that_fails_evicts_nobody(tmp_path: Path) -> None:
+async def test_a_failing_plugin_evicts_no_pod(tmp_path: Path) -> None:
     manager = Manager(tmp_path)
-    async with offered(tmp_path, GetEvictPods=naming(BATCH), ThresholdMet=RuntimeError("a bug of theirs")):
-        found = await manager.run_cycle()
-    assert [each.reason.rule for each in found.thresholds] == ["plugin_failed"]
-    status = manager.evictor.status(found, 0)
-    assert (status.ok, manager.asked) == (False, [])
+    async with offered(tmp_path, GetEvictPods=naming(BATCH), ThresholdMet=RuntimeError("a bug of external")):
+        result = await manager.run_cycle()
+    assert [each.reason.rule for each in result.thresholds] == ["plugin_failed"]
+    status = manager.evictor.status(result, 0)
+    assert (status.ok, manager.evicted) == (False, [])

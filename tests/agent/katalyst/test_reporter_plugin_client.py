@@ -25,12 +25,12 @@ S = 1_000_000_000
 
 
 def content(value: str = "[]", name: str = "TopologyZone") -> wire.GetReportContentResponse:
-    made = wire.GetReportContentResponse()
-    one = made.content.add()
-    one.groupVersionKind.group, one.groupVersionKind.version = "node.katalyst.kubewharf.io", "v1alpha1"
-    one.groupVersionKind.kind = "CustomNodeResource"
-    one.field.add(fieldType=wire.Status, fieldName=name, value=value.encode())
-    return made
+    response = wire.GetReportContentResponse()
+    content_ = response.content.add()
+    content_.groupVersionKind.group, content_.groupVersionKind.version = "node.katalyst.kubewharf.io", "v1alpha1"
+    content_.groupVersionKind.kind = "CustomNodeResource"
+    content_.field.add(fieldType=wire.Status, fieldName=name, value=value.encode())
+    return response
 
 
 async def until(what: Callable[[], bool]) -> None:
@@ -40,19 +40,19 @@ async def until(what: Callable[[], bool]) -> None:
 
 
 def test_what_a_stock_plugin_reports() -> None:
-    said = wire.GetReportContentResponse.FromString(
+    answer = wire.GetReportContentResponse.FromString(
         bytes.fromhex(GOLDEN["reporterplugin.v1alpha1.GetReportContentResponse"])
     )
-    (field,) = decode_fields("p", said)
+    (field,) = decode_fields("p", answer)
     assert (field.group, field.version, field.kind) == ("node.katalyst.kubewharf.io", "v1alpha1", "CustomNodeResource")
     assert (field.part, field.name, bytes(field.value)) == (ObjectSection.STATUS, "TopologyZone", b"[]")
 
 
-async def test_what_is_pushed_is_taken_at_once_and_what_is_gone_is_forgotten(tmp_path: Path) -> None:
-    said, pushes, now, changes = content("1"), asyncio.Queue[wire.GetReportContentResponse](), [0], [0]
+async def test_pushed_fields_are_used_at_once_and_old_ones_expire(tmp_path: Path) -> None:
+    answer, pushes, now, changes = content("1"), asyncio.Queue[wire.GetReportContentResponse](), [0], [0]
 
     async def get(_request: Any, _words: Mapping[str, str]) -> Any:
-        return said
+        return answer
 
     async def watch(_request: Any, _words: Mapping[str, str]) -> AsyncIterator[Any]:
         while True:
@@ -78,7 +78,7 @@ async def test_what_is_pushed_is_taken_at_once_and_what_is_gone_is_forgotten(tmp
     await until(lambda: reporter.problem is not None)
     assert reporter.problem is not None
     assert "content[0].field[0].value is not JSON: b'{'" in reporter.problem.reason
-    assert bytes(collect_fields([reporter])[0].value) == b"2", "what it said before stands"
+    assert bytes(collect_fields([reporter])[0].value) == b"2", "the previous fields stay"
     assert changes == [2]
     now[0] = 61 * S
     assert reporter.fields() == ()
@@ -87,11 +87,11 @@ async def test_what_is_pushed_is_taken_at_once_and_what_is_gone_is_forgotten(tmp
     await server.stop()
 
 
-async def test_a_plugin_that_pushes_nothing_is_asked(tmp_path: Path) -> None:
-    said = content("1")
+async def test_a_plugin_without_a_stream_is_polled(tmp_path: Path) -> None:
+    answer = content("1")
 
     async def get(_request: Any, _words: Mapping[str, str]) -> Any:
-        return said
+        return answer
 
     server = await serve_on_socket(tmp_path / "p.sock", (GrpcService(SERVICE, {"GetReportContent": get}),))
     reporter = ReporterPluginClient(
@@ -99,7 +99,7 @@ async def test_a_plugin_that_pushes_nothing_is_asked(tmp_path: Path) -> None:
     )
     run = asyncio.create_task(reporter.run(0.02))
     await until(lambda: bool(reporter.fields()))
-    said.content[0].field[0].value = b"2"
+    answer.content[0].field[0].value = b"2"
     await until(lambda: bytes(reporter.fields()[0].value) == b"2")
     await server.stop()
     await until(lambda: reporter.problem is not None)
@@ -107,24 +107,24 @@ async def test_a_plugin_that_pushes_nothing_is_asked(tmp_path: Path) -> None:
     await asyncio.gather(run, return_exceptions=True)
 
 
-def _kind(said: Any) -> None:
-    said.content[0].groupVersionKind.kind = ""
+def _kind(answer: Any) -> None:
+    answer.content[0].groupVersionKind.kind = ""
 
 
-def _part(said: Any) -> None:
-    said.content[0].field[0].MergeFromString(b"\x08\x09")
+def _part(answer: Any) -> None:
+    answer.content[0].field[0].MergeFromString(b"\x08\x09")
 
 
-def _name(said: Any) -> None:
-    said.content[0].field[0].fieldName = "status.x"
+def _name(answer: Any) -> None:
+    answer.content[0].field[0].fieldName = "status.x"
 
 
-def _many(said: Any) -> None:
-    said.content[0].field.extend([said.content[0].field[0]] * 1000)
+def _many(answer: Any) -> None:
+    answer.content[0].field.extend([answer.content[0].field[0]] * 1000)
 
 
-def _large(said: Any) -> None:
-    said.content[0].field[0].value = b" " * (5 << 20)
+def _large(answer: Any) -> None:
+    answer.content[0].field[0].value = b" " * (5 << 20)
 
 
 @pytest.mark.parametrize(
@@ -132,23 +132,23 @@ def _large(said: Any) -> None:
     [
         (_kind, r"content\[0\]\.groupVersionKind has no kind"),
         (_part, r"field\[0\]\.fieldType is 9"),
-        (_name, r"fieldName 'status\.x' is no name"),
+        (_name, r"fieldName 'status\.x' is no exported field name"),
         (_many, "more than 1000 fields"),
         (_large, "or 4 MiB are reported"),
     ],
 )
-def test_nonsense_names_its_field(spoil: Any, text: str) -> None:
-    said = content()
-    spoil(said)
+def test_an_invalid_answer_names_its_field(spoil: Any, text: str) -> None:
+    answer = content()
+    spoil(answer)
     with pytest.raises(Unavailable, match=text):
-        decode_fields("p", said)
+        decode_fields("p", answer)
 
 
 @given(st.binary(max_size=300))
 def test_no_value_does_more_than_be_refused(data: bytes) -> None:
-    said = content()
-    said.content[0].field[0].value = data
+    answer = content()
+    answer.content[0].field[0].value = data
     try:
-        decode_fields("p", said)
+        decode_fields("p", answer)
     except Unavailable as error:
         assert len(error.reason) < 500  # noqa: PT017 - either outcome is right

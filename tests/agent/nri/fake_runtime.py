@@ -57,9 +57,9 @@ class Runtime:
     async def ask(self, method: str, request: Any, service: str = PLUGIN.full_name) -> rpc.Response:
         number, self._next = self._next, self._next + 2
         self._answers[number] = asyncio.get_running_loop().create_future()
-        asked = rpc.Request(service=service, method=method, payload=request.SerializeToString())
+        message = rpc.Request(service=service, method=method, payload=request.SerializeToString())
         self.write(
-            encode_frame(NriMessage(PLUGIN_CONVERSATION, number, MessageKind.REQUEST, asked.SerializeToString()))
+            encode_frame(NriMessage(PLUGIN_CONVERSATION, number, MessageKind.REQUEST, message.SerializeToString()))
         )
         async with asyncio.timeout(10):
             return await self._answers[number]
@@ -67,8 +67,8 @@ class Runtime:
     async def create(self, request: wire.CreateContainerRequest) -> wire.CreateContainerResponse:
         answer = await self.ask("CreateContainer", request)
         assert answer.status.code == 0, answer.status.message
-        made: wire.CreateContainerResponse = wire.CreateContainerResponse.FromString(answer.payload)
-        return made
+        response: wire.CreateContainerResponse = wire.CreateContainerResponse.FromString(answer.payload)
+        return response
 
     def write(self, data: bytes) -> None:
         assert self._writer is not None
@@ -111,8 +111,8 @@ class Runtime:
                     )
                     continue
                 assert request.method == "RegisterPlugin"
-                said = wire.RegisterPluginRequest.FromString(request.payload)
-                self.registered.append((said.plugin_idx, said.plugin_name))
+                register = wire.RegisterPluginRequest.FromString(request.payload)
+                self.registered.append((register.plugin_idx, register.plugin_name))
                 status = rpc.Status(code=2, message=self.refuses) if self.refuses else None
                 response = rpc.Response(status=status).SerializeToString()
                 writer.write(

@@ -39,8 +39,8 @@ def test_hand_written_bytes() -> None:
 @given(st.lists(MESSAGES, max_size=4), st.integers(1, 5000))
 def test_messages_come_back_in_whatever_pieces_they_travel(messages: list[NriMessage], step: int) -> None:
     data, reader = b"".join(map(encode_frame, messages)), FrameReader()
-    found = [one for start in range(0, len(data), step) for one in reader.feed(data[start : start + step])]
-    assert found == messages
+    decoded = [message for start in range(0, len(data), step) for message in reader.feed(data[start : start + step])]
+    assert decoded == messages
 
 
 def test_no_piece_is_larger_than_what_a_runtime_reads_at_once() -> None:
@@ -53,29 +53,32 @@ def test_no_piece_is_larger_than_what_a_runtime_reads_at_once() -> None:
 
 
 def test_pieces_of_two_conversations_do_not_mix() -> None:
-    one, other = (
+    first_frame, other_frame = (
         encode_frame(NriMessage(PLUGIN_CONVERSATION, 1, MessageKind.REQUEST, b"a" * 5000)),
         encode_frame(NriMessage(RUNTIME_CONVERSATION, 3, MessageKind.RESPONSE, b"b")),
     )
     first = 8 + 4096
-    found = list(FrameReader().feed(one[:first] + other + one[first:]))
-    assert [(message.conversation, len(message.data)) for message in found] == [
+    messages = list(FrameReader().feed(first_frame[:first] + other_frame + first_frame[first:]))
+    assert [(message.conversation, len(message.data)) for message in messages] == [
         (RUNTIME_CONVERSATION, 1),
         (PLUGIN_CONVERSATION, 5000),
     ]
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "text"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "a piece of 790644820 bytes"),
         (bytes.fromhex("00000001 0000000a 00400001 00000001 01 00"), "a message of 4194305 bytes"),
         (bytes.fromhex("00000001 0000000a 00000000 00000001 09 00"), "a message of kind 9"),
-        (b"".join(bytes([0, 0, 0, number, 0, 0, 0, 0]) for number in range(9)), "conversation 8, besides 8 others"),
+        (
+            b"".join(bytes([0, 0, 0, number, 0, 0, 0, 0]) for number in range(9)),
+            "conversation 8 in addition to 8 others",
+        ),
     ],
 )
-def test_garbage_is_told_and_ends_it(data: bytes, said: str) -> None:
-    with pytest.raises(NriProtocolError, match=said):
+def test_invalid_bytes_raise_an_error(data: bytes, text: str) -> None:
+    with pytest.raises(NriProtocolError, match=text):
         list(FrameReader().feed(data))
 
 

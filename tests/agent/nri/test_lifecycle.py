@@ -1,4 +1,4 @@
-"""The end of acting beside a runtime that is just making a container."""
+"""Shutdown while the runtime is creating a container."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.agent.qrm.actuator.trees import Tree
 LATE, NEVER = "/late", "/never"
 
 
-async def test_what_a_runtime_is_still_making_is_put_back_too_and_who_never_comes_is_not_waited_for(
+async def test_a_container_under_creation_is_restored_and_a_missing_one_is_not_waited_for(
     tmp_path: Path,
 ) -> None:
     tree = Tree(tmp_path / "cgroup", "v1")
     files, originals = KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
-    nobody = cast(Any, None)
-    side = NriLifecycle(AgentConfig(), ActMode.DRY_RUN, nobody, nobody, tree.hierarchy, tmp_path)
-    side.foretold.add(NEVER, {Knob.CPUSET: "0-3"}, time.monotonic() - CREATION_WAIT_S)
-    side.end(files, originals)
-    given = tree.decision(LATE, Knob.CPUSET, "3", cgroup_id=0)
-    told = Outcome(decision=given, status=OutcomeStatus.APPLIED, before="0-3", after="3")
-    side.foretold.add(LATE, {Knob.CPUSET: "0-3"}, time.monotonic(), outcomes={Knob.CPUSET: told})
+    unused = cast(Any, None)
+    lifecycle = NriLifecycle(AgentConfig(), ActMode.DRY_RUN, unused, unused, tree.hierarchy, tmp_path)
+    lifecycle.pending_originals.tell(NEVER, {Knob.CPUSET: "0-3"}, time.monotonic() - CREATION_WAIT_S)
+    lifecycle.end(files, originals)
+    decision = tree.decision(LATE, Knob.CPUSET, "3", cgroup_id=0)
+    outcome = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="3")
+    lifecycle.pending_originals.tell(LATE, {Knob.CPUSET: "0-3"}, time.monotonic(), done={Knob.CPUSET: outcome})
 
     def make() -> None:
         tree.make(LATE)
@@ -40,24 +40,24 @@ async def test_what_a_runtime_is_still_making_is_put_back_too_and_who_never_come
 
     making = threading.Timer(0.2, make)
     making.start()
-    side.end(files, originals)
+    lifecycle.end(files, originals)
     making.join()
     assert [(entry.cgroup, entry.knob) for entry in originals.entries()] == [(LATE, Knob.CPUSET)]
-    assert side.foretold.pending(0.0) == {NEVER: {Knob.CPUSET: "0-3"}}
+    assert lifecycle.pending_originals.pending(0.0) == {NEVER: {Knob.CPUSET: "0-3"}}
     originals.restore(files)
     assert tree.file(LATE, "cpuset.cpus").read_text() == "0-3\n"
 
 
-async def test_whatever_is_wrong_with_what_was_foretold_the_others_are_put_back(
+async def test_a_bug_in_adopting_pending_originals_does_not_prevent_the_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tree = Tree(tmp_path / "cgroup", "v1")
-    nobody = cast(Any, None)
-    side = NriLifecycle(AgentConfig(), ActMode.DRY_RUN, nobody, nobody, tree.hierarchy, tmp_path)
+    unused = cast(Any, None)
+    lifecycle = NriLifecycle(AgentConfig(), ActMode.DRY_RUN, unused, unused, tree.hierarchy, tmp_path)
 
     def bug(*_: object) -> int:
         raise TypeError("a bug")
 
-    monkeypatch.setattr(side.foretold, "adopt", bug)
-    assert side.end(KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")) == ()
+    monkeypatch.setattr(lifecycle.pending_originals, "adopt", bug)
+    assert lifecycle.end(KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")) == ()
     assert "TypeError: a bug" in caplog.text

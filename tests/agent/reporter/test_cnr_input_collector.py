@@ -1,4 +1,4 @@
-"""What the kubelet says beside its pods: its policy, and who has what; and what holds while it says nothing."""
+"""Inputs from the kubelet: topology policy and pod resources, and their last values while it does not answer."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def configz(policy: str, scope: str = "container") -> bytes:
         (configz("best-effort", "pod"), "BestEffortPodLevel"),
     ],
 )
-def test_katalysts_words(answer: bytes, word: str) -> None:
+def test_katalysts_policy_names(answer: bytes, word: str) -> None:
     assert topology_policy(answer) == word
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"", "not what it should be"),
+        (b"", "is invalid"),
         (b"{}", "kubeletconfig"),
         (b'{"kubeletconfig":{"topologyManagerPolicy":5}}', r"kubeletconfig\.topologyManagerPolicy"),
         (configz("unheard-of"), "policy 'unheard-of'"),
         (configz("restricted", "rack"), "scope 'rack'"),
     ],
 )
-def test_what_is_no_policy(answer: bytes, why: str) -> None:
+def test_an_invalid_policy_is_unavailable(answer: bytes, why: str) -> None:
     with pytest.raises(Unavailable, match=why):
         topology_policy(answer)
 
@@ -62,69 +62,73 @@ def test_no_answer_does_more_than_be_refused(answer: bytes) -> None:
         topology_policy(answer)
 
 
-class Neighbour:
-    """The kubelet and its socket at once: counts how often it was asked, and is gone where it is told to."""
+class FakeKubelet:
+    """The kubelet and its pod-resources socket; records calls, and fails those in `failing`."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.gone: set[str] = set()
+        self.calls: list[str] = []
+        self.failing: set[str] = set()
 
-    def _said(self, what: str) -> None:
-        self.asked.append(what)
-        if what in self.gone:
+    def _call(self, what: str) -> None:
+        self.calls.append(what)
+        if what in self.failing:
             raise Unavailable(f"{what} is gone", "start it")
 
     async def ask(self) -> bytes:
-        self._said("policy")
+        self._call("policy")
         return configz("restricted")
 
     async def node(self) -> NodeAllocatable | None:
-        self._said("node")
+        self._call("node")
         return NodeAllocatable(cpus=(1,))
 
     async def pods(self) -> tuple[PodAllocation, ...]:
-        self._said("pods")
+        self._call("pods")
         return (POD,)
 
 
-def around(tmp_path: Path, neighbour: Any) -> CnrInputCollector:
-    return CnrInputCollector((tmp_path, tmp_path), CnrInputs(), neighbour, neighbour)
+def collector(tmp_path: Path, kubelet: Any) -> CnrInputCollector:
+    return CnrInputCollector((tmp_path, tmp_path), CnrInputs(), kubelet, kubelet)
 
 
-async def test_what_changes_with_a_restart_only_is_asked_rarely(tmp_path: Path) -> None:
-    neighbour = Neighbour()
-    one = around(tmp_path, neighbour)
-    assert one.beside.policy is None, "nobody has said it yet"
+async def test_values_that_change_only_with_a_restart_are_polled_rarely(tmp_path: Path) -> None:
+    kubelet = FakeKubelet()
+    collector_ = collector(tmp_path, kubelet)
+    assert collector_.inputs.policy is None, "the kubelet has not answered yet"
     for _ in range(POLLS_PER_FULL_REFRESH + 1):
-        await one.look()
-    assert neighbour.asked.count("policy") == neighbour.asked.count("node") == 2
-    assert neighbour.asked.count("pods") == POLLS_PER_FULL_REFRESH + 1
-    assert (one.beside.policy, one.beside.node, one.beside.pods) == (
+        await collector_.poll()
+    assert kubelet.calls.count("policy") == kubelet.calls.count("node") == 2
+    assert kubelet.calls.count("pods") == POLLS_PER_FULL_REFRESH + 1
+    assert (collector_.inputs.policy, collector_.inputs.node, collector_.inputs.pods) == (
         "RestrictedContainerLevel",
         NodeAllocatable(cpus=(1,)),
         (POD,),
     )
 
 
-async def test_what_was_said_last_stands_and_who_is_gone_is_named_and_asked_again(tmp_path: Path) -> None:
-    neighbour = Neighbour()
-    one = around(tmp_path, neighbour)
-    neighbour.gone = {"policy"}
-    await one.look()
-    problem = one.problem()
+async def test_the_last_values_stay_and_a_failing_source_is_reported_and_retried(tmp_path: Path) -> None:
+    kubelet = FakeKubelet()
+    collector_ = collector(tmp_path, kubelet)
+    kubelet.failing = {"policy"}
+    await collector_.poll()
+    problem = collector_.problem()
     assert problem is not None
-    assert (problem.reason, one.beside.policy, one.beside.pods) == ("policy is gone", None, (POD,))
-    neighbour.gone = {"pods"}
-    await one.look()
-    problem = one.problem()
+    assert (problem.reason, collector_.inputs.policy, collector_.inputs.pods) == ("policy is gone", None, (POD,))
+    kubelet.failing = {"pods"}
+    await collector_.poll()
+    problem = collector_.problem()
     assert problem is not None
-    assert (problem.reason, one.beside.policy, one.beside.pods) == ("pods is gone", "RestrictedContainerLevel", (POD,))
-    neighbour.gone = set()
-    await one.look()
-    assert one.problem() is None
+    assert (problem.reason, collector_.inputs.policy, collector_.inputs.pods) == (
+        "pods is gone",
+        "RestrictedContainerLevel",
+        (POD,),
+    )
+    kubelet.failing = set()
+    await collector_.poll()
+    assert collector_.problem() is None
 
 
 async def test_without_a_kubelet_no_pod_is_refused_for_its_numa_nodes(tmp_path: Path) -> None:
-    one = CnrInputCollector((tmp_path, tmp_path), CnrInputs(), None, None)
-    await one.look()
-    assert (one.beside.policy, one.beside.node, one.problem()) == ("None", None, None)
+    collector_ = CnrInputCollector((tmp_path, tmp_path), CnrInputs(), None, None)
+    await collector_.poll()
+    assert (collector_.inputs.policy, collector_.inputs.node, collector_.problem()) == ("None", None, None)

@@ -1,4 +1,4 @@
-"""Conditions as taints of the Node: which, beside those of others, and written without taking anything from anybody."""
+"""Conditions as taints of the Node, written without changing taints of other owners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.reporter.node_taints import NodeTaints, desired_node_taints, merge_node_taints
+from agent.reporter.cnr import merge_taints
+from agent.reporter.node_taints import NodeTaints, desired_node_taints
 from api.eviction import ActiveCondition, EvictionCondition, EvictionResult, EvictionThreshold, ThresholdMet
 from api.knobs import Reason
 from tests.builders.four_cpu_node import busy_cycle
@@ -53,7 +54,7 @@ def test_where_nothing_is_judged_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "ours", "becomes"),
+    ("current", "names", "result"),
     [
         ([], [], None),
         ([OTHERS], [], None),
@@ -61,18 +62,19 @@ def test_where_nothing_is_judged_nothing_is_known() -> None:
         ([OTHERS, MEMORY], [("MemoryPressure", "NoSchedule")], None),
         ([MEMORY, OTHERS], [], [OTHERS]),
         ([MEMORY], [("MemoryPressure", "NoExecute")], [{**MEMORY, "effect": "NoExecute"}]),
-        # A value or a time that somebody gave it stays.
+        # A value or time set by another client stays.
         ([{**MEMORY, "value": "x"}], [("MemoryPressure", "NoSchedule")], None),
     ],
 )
 def test_taints_of_others_stay_as_they_are(
-    there: list[dict[str, Any]], ours: list[tuple[str, str]], becomes: list[dict[str, Any]] | None
+    current: list[dict[str, Any]], names: list[tuple[str, str]], result: list[dict[str, Any]] | None
 ) -> None:
-    assert merge_node_taints(there, [(f"{PREFIX}{name}", effect) for name, effect in ours]) == becomes
+    desired = [{"key": f"{PREFIX}{name}", "effect": effect} for name, effect in names]
+    assert merge_taints(current, desired) == result
 
 
 class Server:
-    """One Node, which somebody else may write between a look and a patch."""
+    """One Node, which another client may write between a read and a patch."""
 
     def __init__(self) -> None:
         self.version, self.taints, self.rivals = 1, [OTHERS], 0
@@ -99,23 +101,23 @@ async def test_a_condition_is_written_looked_after_and_taken_away() -> None:
     calm = msgspec.structs.replace(round_, evictions=EvictionResult())
     async with asking(server.answer) as client:
         taints = NodeTaints(client, "n1")
-        await taints.look(0)
+        await taints.sync(0)
         assert server.requests == [], "nothing was judged yet"
         taints.publish(pressed)
-        await taints.look(5)
+        await taints.sync(5)
         assert server.taints == [OTHERS, MEMORY]
-        await taints.look(10)
+        await taints.sync(10)
         assert server.requests == ["GET", "PATCH"]
-        # Somebody takes it away; it is back within a minute.
+        # Another client removes the taint; it is back within a minute.
         server.taints = [OTHERS]
-        await taints.look(66)
+        await taints.sync(66)
         assert server.taints == [OTHERS, MEMORY]
         taints.publish(calm)
-        await taints.look(70)
+        await taints.sync(70)
         assert (server.taints, taints.problem()) == ([OTHERS], None)
         before = len(server.requests)
-        await taints.look(1000)
-        assert len(server.requests) == before, "without conditions nobody is asked"
+        await taints.sync(1000)
+        assert len(server.requests) == before, "without conditions no request is sent"
 
 
 async def test_what_a_killed_agent_left_is_taken_away_by_the_next_and_what_is_in_force_when_one_ends() -> None:
@@ -124,24 +126,24 @@ async def test_what_a_killed_agent_left_is_taken_away_by_the_next_and_what_is_in
     async with asking(server.answer) as client:
         taints = NodeTaints(client, "n1")
         taints.publish(msgspec.structs.replace(busy_cycle(), evictions=EvictionResult()))
-        await taints.look(0)
+        await taints.sync(0)
         assert server.requests == [], "no plugin judges here, and the role need not allow to look"
-        judged = EvictionResult(
+        evaluated = EvictionResult(
             thresholds=(EvictionThreshold(plugin="p", met=ThresholdMet.NOT_MET, reason=Reason(rule="r", text="t")),)
         )
-        taints.publish(msgspec.structs.replace(busy_cycle(), evictions=judged))
-        await taints.look(0)
+        taints.publish(msgspec.structs.replace(busy_cycle(), evictions=evaluated))
+        await taints.sync(0)
         assert server.taints == [OTHERS]
         taints.publish(
             msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondition(name="MemoryPressure")))
         )
-        await taints.look(5)
+        await taints.sync(5)
         await taints.withdraw()
         assert server.taints == [OTHERS]
 
 
 @pytest.mark.parametrize(("rivals", "written"), [(2, True), (3, False)])
-async def test_somebody_who_writes_at_the_same_time_loses_nothing(rivals: int, written: bool) -> None:
+async def test_concurrent_writers_lose_nothing(rivals: int, written: bool) -> None:
     server = Server()
     server.rivals = rivals
     async with asking(server.answer) as client:
@@ -149,9 +151,9 @@ async def test_somebody_who_writes_at_the_same_time_loses_nothing(rivals: int, w
         taints.publish(
             msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondition(name="MemoryPressure")))
         )
-        await taints.look(0)
+        await taints.sync(0)
         assert (MEMORY in server.taints, taints.problem() is None) == (written, written)
-        await taints.look(100)
+        await taints.sync(100)
         assert MEMORY in server.taints
 
 
@@ -164,11 +166,11 @@ async def test_a_role_that_lacks_it_is_named() -> None:
         taints.publish(
             msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondition(name="MemoryPressure")))
         )
-        await taints.look(0)
+        await taints.sync(0)
         trouble = taints.problem()
         assert trouble is not None
         assert (trouble.reason, trouble.remedy) == (
-            "conditions cannot be shown on Node n1: 403 Forbidden: no",
+            "conditions cannot be written as taints of Node n1: 403 Forbidden: no",
             "give the agent's role get and patch of nodes",
         )
         await taints.withdraw()

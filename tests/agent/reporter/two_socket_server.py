@@ -27,18 +27,18 @@ def lay(root: Path) -> None:
         "flags\t\t: fpu avx2 avx512f",
     }
     for cpu in range(CPUS):
-        one = f"sys/devices/system/cpu/cpu{cpu}"
+        directory = f"sys/devices/system/cpu/cpu{cpu}"
         files |= {
-            f"{one}/topology/core_id": str(cpu % PER_SOCKET),
-            f"{one}/topology/physical_package_id": str(cpu // PER_SOCKET),
-            f"{one}/cache/index3/id": str(cpu // PER_CACHE),
+            f"{directory}/topology/core_id": str(cpu % PER_SOCKET),
+            f"{directory}/topology/physical_package_id": str(cpu // PER_SOCKET),
+            f"{directory}/cache/index3/id": str(cpu // PER_CACHE),
         }
     for node in (0, 1):
-        one = f"sys/devices/system/node/node{node}"
+        directory = f"sys/devices/system/node/node{node}"
         files |= {
-            f"{one}/cpulist": f"{PER_SOCKET * node}-{PER_SOCKET * node + PER_SOCKET - 1}",
-            f"{one}/distance": "10 32" if node == 0 else "32 10",
-            f"{one}/meminfo": f"Node {node} MemTotal:       {MEMORY_KIB} kB\nNode {node} MemFree:  {MEMORY_KIB >> 1} kB",
+            f"{directory}/cpulist": f"{PER_SOCKET * node}-{PER_SOCKET * node + PER_SOCKET - 1}",
+            f"{directory}/distance": "10 32" if node == 0 else "32 10",
+            f"{directory}/meminfo": f"Node {node} MemTotal:       {MEMORY_KIB} kB\nNode {node} MemFree:  {MEMORY_KIB >> 1} kB",
         }
     for name, text in files.items():
         path = root / name
