@@ -188,7 +188,7 @@ def test_a_pipe_is_written_into_and_a_socket_refused(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "socket"))
         result = written(str(tmp_path / "socket"))
     assert result.exit_code == 2
-    assert "it is no file, pipe or character device: name a file, or use `-o -`" in result.output
+    assert "it is not a file, pipe or character device: name a file, or use `-o -`" in result.output
     assert (tmp_path / "socket").is_socket()
 
 

@@ -45,9 +45,9 @@ def test_every_setting_has_a_line_and_then_come_the_objects(url: str) -> None:
     assert [line.split()[0] for line in lines[: len(names)]] == names
     said = next(line for line in lines if line.startswith("advisor.enableReclaim "))
     assert "false  (AdminQoSConfiguration kube-system/all h1: spec.config.reclaimedResourceConfig.enableReclaim" in said
-    assert lines[-2].startswith("AdminQoSConfiguration kube-system/all h1 is obeyed since 1970-01-01")
+    assert lines[-2].startswith("AdminQoSConfiguration kube-system/all h1 applies since 1970-01-01")
     assert lines[-1] == (
-        "  not obeyed: reclaimedResourceConfig.cpuHeadroomConfig.utilBasedConfig.nonReclaimUtilizationLow: "
+        "  not applied: reclaimedResourceConfig.cpuHeadroomConfig.utilBasedConfig.nonReclaimUtilizationLow: "
         "Katalyst's own agent does not use it either"
     )
 

@@ -75,7 +75,7 @@ def test_tables_and_lines_fit_a_terminal(tmp_path: Path) -> None:
         main, ["replay", str(recorded(tmp_path)), "--policy", "latency", "--policy", str(policy)]
     )
     assert done.exit_code == 0, done.output
-    assert "promises missed" in done.output
+    assert "headroom exceeded" in done.output
     assert "lent latency" in done.output
     lines = [line for line in done.stdout.splitlines() if line.startswith("lent ") and line[-1] in BLOCKS]
     assert [line[:-TIMELINE_COLUMNS][-2:] for line in lines] == ["  ", "  "]

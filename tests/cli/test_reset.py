@@ -41,7 +41,7 @@ def test_what_a_killed_demo_left_is_put_back_too(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("cli.demo.default_state_dir", lambda: tmp_path)
     own, demos = tmp_path / FILE_NAME, _state_dir() / FILE_NAME
     assert demos.parent == tmp_path / "demo"
-    assert CliRunner().invoke(reset, []).output == "Nothing is left to put back.\n"
+    assert CliRunner().invoke(reset, []).output == "Nothing is left to restore.\n"
     demos.parent.mkdir(mode=0o700)
     for path in (own, demos):
         path.write_bytes(encode_journal(read_boot_id(), [GONE]))
@@ -52,7 +52,7 @@ def test_what_a_killed_demo_left_is_put_back_too(tmp_path: Path, monkeypatch: py
     assert (own.exists(), demos.exists()) == (True, False)
     holder.close()
     result = CliRunner().invoke(reset, [])
-    assert (result.exit_code, result.output.count("Nothing is left to put back.")) == (0, 2)
+    assert (result.exit_code, result.output.count("Nothing is left to restore.")) == (0, 2)
     assert not own.exists()
 
 
@@ -70,7 +70,7 @@ def test_a_new_demo_does_not_count_the_decisions_of_an_earlier_one(
 
 def test_an_empty_journal_is_all_done(tmp_path: Path) -> None:
     result = run(tmp_path)
-    assert (result.exit_code, result.output) == (0, "Nothing is left to put back.\n")
+    assert (result.exit_code, result.output) == (0, "Nothing is left to restore.\n")
 
 
 def test_cgroups_that_are_gone_need_nothing(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_cgroups_that_are_gone_need_nothing(tmp_path: Path) -> None:
     result = run(tmp_path)
     assert result.exit_code == 0
     assert "/dioptase-test-no-such-cgroup  cpu.idle" in result.output
-    assert "cgroup is gone" in result.output
+    assert "cgroup was removed" in result.output
     assert not (tmp_path / FILE_NAME).exists()
-    assert run(tmp_path).output == "Nothing is left to put back.\n"
+    assert run(tmp_path).output == "Nothing is left to restore.\n"
 
 
 def test_originals_of_another_boot_are_dropped_aloud(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_one_node_explains_itself(mixed: Fleet, call: Call) -> None:
     assert done.stdout.startswith("Pool share has CPUs 0-3\n")
     nothing = call("explain", mixed.name("b-secure"), "nonsense")
     assert (nothing.returncode, nothing.stdout) == (1, "")
-    assert "Nothing is known about 'nonsense'" in nothing.stderr
+    assert "There is no data on 'nonsense'" in nothing.stderr
     for node, complaint in (
         ("d-closed", "connection refused\n  remedy: it has to listen where the control plane reaches its node"),
         ("h-none", "no agent runs here\n  remedy: kubectl dioptase doctor"),
@@ -306,4 +306,4 @@ def test_an_agent_in_a_pod_of_a_real_node_is_asked(
     assert said.stdout.split() == ["intervalS", "1", "(default)"]
     found = json.loads(run("doctor", "-o", "json", *base).stdout)
     assert [one["ok"] for one in found if one["name"] == "agent"] == [True]
-    assert "Now: round" in run("explain", "node1", *base).stdout
+    assert "Now: cycle" in run("explain", "node1", *base).stdout

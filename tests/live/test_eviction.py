@@ -89,7 +89,7 @@ def test_a_pod_beyond_its_request_leaves_and_everybody_is_told(
         victim = evictions(agent)[0]["victim"]
         assert (victim["pod"], victim["plugin"], victim["dry_run"]) == ("default/batch", RSS, False)
         told = explained(agent, "default/batch")
-        assert "it has to leave, with the pod's own grace, says rss-overuse-eviction-plugin" in told
+        assert "it is evicted, with the pod's own grace period, by rss-overuse-eviction-plugin" in told
         assert "above 1.05 times" in told
         metrics = agent.get("/metrics")
         assert f'dioptase_eviction_victims_total{{plugin="{RSS}",dry_run="false"}} 1' in metrics

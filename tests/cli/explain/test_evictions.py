@@ -41,7 +41,7 @@ def test_top_has_one_line_while_something_is_met() -> None:
     view = build_view(told(5, RICH_EVICTIONS))
     (line,) = notice_lines(view)
     assert line.plain == (
-        f"✕ evictions: leaving: default/batch · default/needed has to leave and stays for now (budget) · "
+        f"✕ evictions: leaving: default/batch · default/needed is to be evicted, blocked (budget) · "
         f"hard {MEMORY_PLUGIN}: 64.0 MiB of memory are free; the watermark is 96.0 MiB. "
         "(and 1 more) · condition MemoryPressure"
     )
@@ -72,7 +72,7 @@ def test_a_pod_is_explained_by_why_it_had_to_leave_and_what_became_of_it(agent: 
     code, told = explained(agent, "default/batch")
     assert code == 0
     assert "Evictions of default/batch evictions #3," in told
-    assert f"it has to leave, with 1 s of grace, says {MEMORY_PLUGIN}" in told
+    assert f"it has to leave, with 1 s of grace period, says {MEMORY_PLUGIN}" in told
     assert "#1, " in told
     assert "EvictCreated: Successfully create eviction; reason: x" in told
     assert "because plugin met threshold: 64.0 MiB are free rule hard_threshold_met, threshold 100,663,296" in told
@@ -110,13 +110,13 @@ def test_bytes_of_a_threshold_are_told_as_such() -> None:
 
 
 def test_a_dry_victim_is_said_to_be_one(agent: AgentServer) -> None:
-    assert "it would have to leave, but the plugin runs dry" in explained(agent, "web")[1]
+    assert "it would be evicted, but the plugin is in dry-run mode" in explained(agent, "web")[1]
 
 
 def test_a_plugin_is_explained_by_what_it_looks_at(agent: AgentServer) -> None:
     code, told = explained(agent, MEMORY_PLUGIN)
     assert code == 0
-    assert f"{MEMORY_PLUGIN}: not judged scope SystemMemory psi because memory pressure is not known" in told
+    assert f"{MEMORY_PLUGIN}: not evaluated scope SystemMemory psi because memory pressure is not known" in told
     assert "Evictions of default/batch" in told
 
 
@@ -130,7 +130,7 @@ def test_a_threshold_is_explained_by_its_rule_and_by_what_it_was_judged_by() -> 
         ("because", "12 are requested."),
         ("rule", "hard_threshold_met, threshold 10"),
         ("inputs", "requested 12 (from pods)"),
-        ("", "promised 2 (from what is advertised)"),
+        ("", "promised 2 (from the reported headroom)"),
         ("", "factor 5 (from the settings)"),
         ("", "pods 3 (from pods)"),
     ]

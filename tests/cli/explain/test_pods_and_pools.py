@@ -126,7 +126,7 @@ def test_memory_says_what_is_promised_how_short_it_is_and_why() -> None:
 
 def test_memory_that_is_not_known_is_not_called_nothing() -> None:
     said = told("memory")
-    assert "Memory can be promised to reclaimed pods: not known" in said
+    assert "Memory headroom for reclaimed pods: not known" in said
     assert "condition unknown: How short memory is on the node is not known" in said
 
 
@@ -145,7 +145,7 @@ def test_the_reclaim_pool_tells_what_is_promised_and_what_the_node_advertises_of
     cores = LAST.advice.headroom.cores
     assert f"headroom {cores:.2f} cores can be promised to reclaimed pods in all" in said
     assert f"because {LAST.advice.headroom.reason.text} rule pool_supply" in said
-    assert "advertised 3.50 cores and 3.00 GiB by the node, to whoever schedules" in said
+    assert "advertised 3.50 cores and 3.00 GiB to the scheduler" in said
     assert "NUMA node 0 2.50 cores and 2.00 GiB; NUMA node 1 1.00 cores and 1.00 GiB" in said
     assert "nothing new was known for 400 s. rule stale_decayed" in said
     assert "leaves Region share leaves" in told("share", last)

@@ -51,7 +51,7 @@ def test_a_knob_is_explained_by_its_newest_decision(agent: AgentServer) -> None:
     verdict = newest.outcome.decision.reason
     assert verdict.rule == "wait_far_above_target"
     assert "cpu.max of default/batch is 0.20 cores (20000 100000)" in flat
-    assert "no limit (max 100000) → 0.20 cores (20000 100000); written, and read back as written" in flat
+    assert "no limit (max 100000) → 0.20 cores (20000 100000); written and verified" in flat
     assert f"because {verdict.text}" in flat
     assert "rule wait_far_above_target, threshold 10" in flat
     known = {name: value for name, value in verdict.inputs.items() if value is not None}
@@ -59,13 +59,13 @@ def test_a_knob_is_explained_by_its_newest_decision(agent: AgentServer) -> None:
     for name, value in known.items():
         assert f"{name} {value:g}" in flat if isinstance(value, float) else f"{name} {value}" in flat
     assert f"wait_ms {verdict.inputs['wait_ms']:g} (from waits)" in flat
-    assert "between ticks, because online pods waited too long" in flat
+    assert "between ticks: run-queue latency of online pods exceeded its limit" in flat
     assert "cpu.idle" not in flat
 
 
 def test_age_and_state_of_the_sources_close_the_answer() -> None:
     flat = " ".join(" ".join(explanation_text(asked("cpu.idle"), LATER_NS, 100)).split())
-    assert "Now: round 206, 2 s ago, --act on" in flat
+    assert "Now: cycle 206, 2 s ago, --act on" in flat
     assert "✓ waits tp_btf: 2 s old, took 310 µs" in flat
     assert f"✕ psi: failed: {colocation_run.FAILING.error}; {colocation_run.FAILING.remedy}" in flat
 
@@ -103,8 +103,8 @@ def test_readings_that_are_older_than_the_round_have_ages_of_their_own() -> None
     ("name", "source"),
     [
         ("low_bytes", "files of the node, up to 5 s old"), ("need_bytes", "files of cgroups, up to 5 s old"),
-        ("cap_bytes", "limits, up to 30 s old"), ("avg10", "cgroups"), ("promised", "what is advertised"),
-        ("requested", "pods"), ("rounds", "the rounds before"), ("for_s", "the rounds before"), ("factor", "the settings"),
+        ("cap_bytes", "limits, up to 30 s old"), ("avg10", "cgroups"), ("promised", "the reported headroom"),
+        ("requested", "pods"), ("rounds", "earlier cycles"), ("for_s", "earlier cycles"), ("factor", "the settings"),
         ("wait_ms", "waits"),
     ],
 )  # fmt: skip
@@ -144,7 +144,7 @@ def test_what_a_person_may_call_it(target: str | None, knobs: set[str]) -> None:
 
 def test_a_pod_that_was_never_touched_is_known() -> None:
     found = asked("default/web")
-    assert found.found
+    assert found.has_content
     assert [(pod.pod, pod.untouched) for pod in found.pods] == [("default/web", True)]
     assert "No change of a knob of default/web is in the journal" in "\n".join(explanation_text(found, LATER_NS, 80))
 
@@ -171,15 +171,15 @@ def test_a_pod_is_not_answered_for_by_one_that_had_its_name_before() -> None:
     assert [(pod.untouched, pod.past) for pod in found.pods] == [(True, newest)]
     said = " ".join("\n".join(explanation_text(found, LATER_NS, 200)).split())
     assert "No change of a knob of default/batch is in the journal" in said
-    assert f"an earlier pod or container of this name, whose cgroup is gone; the newest is #{newest} (" in said
+    assert f"an earlier pod or container of this name, whose cgroup was removed; the newest is #{newest} (" in said
 
     # One decision, and that cgroup, can still be asked about, and are said to be past.
     for target in (f"#{newest}", "/dioptase-demo-batch", "cpu.max", None):
         quota = next(one for one in asked(target, told).knobs if one.knob in ("cpu.max", "cpu.idle"))
-        assert quota.gone
+        assert quota.removed
         said = "\n".join(explanation_text(asked(target, told), LATER_NS, 200))
         assert "of default/batch is " not in said
-        assert "/dioptase-demo-batch, which is gone" in said
+        assert "/dioptase-demo-batch, removed" in said
 
     # The same path made anew is another cgroup; and so is a pod that has only its past.
     again = msgspec.structs.replace(sample, id=999)
@@ -188,7 +188,7 @@ def test_a_pod_is_not_answered_for_by_one_that_had_its_name_before() -> None:
     assert asked("default/batch", told).knobs == ()
     gone = msgspec.structs.replace(seen, pods=(), cgroups=others)
     told = msgspec.structs.replace(TOLD, rounds=[msgspec.structs.replace(last, snapshot=gone)])
-    assert [one.gone for one in asked("default/batch", told).knobs] == [True, True]
+    assert [one.removed for one in asked("default/batch", told).knobs] == [True, True]
 
 
 def test_what_a_container_was_made_with_is_told_as_the_runtimes_doing() -> None:
@@ -210,17 +210,17 @@ def test_a_cgroup_that_came_after_the_round_looked_is_not_gone() -> None:
         outcome=msgspec.structs.replace(newest.outcome, decision=decision),
     )
     told = msgspec.structs.replace(TOLD, entries=[*TOLD.entries, made])
-    assert [one.gone for one in asked("default/new", told).knobs] == [False]
+    assert [one.removed for one in asked("default/new", told).knobs] == [False]
     before = msgspec.structs.replace(made, wall_time_ns=last.snapshot.wall_time_ns - 1)
     told = msgspec.structs.replace(TOLD, entries=[*TOLD.entries, before])
-    assert [one.gone for one in asked("default/new", told).knobs] == [True]
+    assert [one.removed for one in asked("default/new", told).knobs] == [True]
 
 
 def test_who_read_no_cgroup_calls_none_gone() -> None:
     last = TOLD.rounds[-1]
     seen = msgspec.structs.replace(last.snapshot, cgroups={})
     told = msgspec.structs.replace(TOLD, rounds=[msgspec.structs.replace(last, snapshot=seen)])
-    assert [one.gone for one in asked("default/batch", told).knobs] == [False, False]
+    assert [one.removed for one in asked("default/batch", told).knobs] == [False, False]
 
 
 def test_a_pool_is_its_cpus_and_what_is_lent(agent: AgentServer) -> None:
@@ -230,14 +230,14 @@ def test_a_pool_is_its_cpus_and_what_is_lent(agent: AgentServer) -> None:
     assert "Pool reclaim has CPUs 0-3" in done.stdout
     assert f"{formats.cores(view.reclaimable_cores)} cores may be used by reclaimed pods" in done.stdout
     assert view.headroom is not None
-    promised = f"{formats.cores(view.headroom.cores)} cores can be promised to reclaimed pods in all, what they use now included"
+    promised = f"{formats.cores(view.headroom.cores)} cores for all reclaimed pods together, their current use included"
     assert promised in " ".join(done.stdout.split())
 
 
 def test_what_cannot_be_found_lists_what_can(agent: AgentServer) -> None:
     done = call(agent, "no\x1bpe")
     assert done.exit_code == 1
-    assert "Nothing is known about 'no\\x1bpe'." in done.stderr
+    assert "There is no data on 'no\\x1bpe'." in done.stderr
     for name in ("default/batch, default/web", "/dioptase-demo-batch", "cpu.idle, cpu.max", "reclaim, share"):
         assert name in done.stderr
     assert done.stdout == ""

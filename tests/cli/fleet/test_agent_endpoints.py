@@ -130,17 +130,17 @@ def crashed(reason: str, message: str) -> dict[str, object]:
         ({"phase": "", "containerStatuses": []}, "its agent agent-1 does not run: unknown", DESCRIBE),
         (
             {"containerStatuses": [crashed("Error", USAGE)]},
-            "its agent agent-1 does not run: CrashLoopBackOff; it ended with Error: agent.yaml: report: no such field `x`",
+            "its agent agent-1 does not run: CrashLoopBackOff; it exited with Error: agent.yaml: report: no such field `x`",
             "kubectl logs -n dioptase agent-1 --previous",
         ),
         (
             {"containerStatuses": [crashed("OOMKilled", "")]},
-            "its agent agent-1 does not run: CrashLoopBackOff; it ended with OOMKilled",
+            "its agent agent-1 does not run: CrashLoopBackOff; it exited with OOMKilled",
             "kubectl logs -n dioptase agent-1 --previous",
         ),
         (
             {"containerStatuses": [{"state": {"terminated": {"reason": "Error", "message": "a\nb\n\n c\td\ne\n"}}}]},
-            "its agent agent-1 does not run: it ended with b / c d / e",
+            "its agent agent-1 does not run: it exited with b / c d / e",
             "kubectl logs -n dioptase agent-1",
         ),
         # One that is not ready is asked: it may say why.

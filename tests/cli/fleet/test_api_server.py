@@ -25,12 +25,12 @@ async def test_of_many_each_has_its_room_and_one_alone_has_more() -> None:
 
     quiet, talkative = (AgentEndpoint(node=name, namespace="d", pod=name) for name in ("quiet", "talkative"))
     async with asking(agent) as client:
-        asker = AgentProxy(client, "reader")
-        one, other = await asker.all([quiet, talkative], "/api/v1/view", str)
+        proxy = AgentProxy(client, "reader")
+        one, other = await proxy.request_all([quiet, talkative], "/api/v1/view", str)
         assert (one.problem, len(one.answer or "")) == ("", LETTERS)
         assert other.answer is None
         assert "more than 16777216 bytes" in other.problem + other.remedy
-        assert len((await asker.one(talkative, "/api/v1/snapshot", str)).answer or "") == LETTERS + 1
+        assert len((await proxy.request_one(talkative, "/api/v1/snapshot", str)).answer or "") == LETTERS + 1
 
 
 class Tokens:
@@ -58,16 +58,16 @@ async def test_a_token_that_could_not_be_had_is_asked_for_again(monkeypatch: pyt
     server, member = Tokens(), AgentEndpoint(node="n1", namespace="d", pod="agent-1")
     server.down = True
     async with asking(server) as client:
-        asker = AgentProxy(client, "reader")
+        proxy = AgentProxy(client, "reader")
         for _ in range(3):
             with pytest.raises(Unavailable, match="not now"):
-                await asker.raw(member, "/")
+                await proxy.request_raw(member, "/")
         assert server.asked == 1, "a thousand agents are not a thousand questions"
         monkeypatch.setattr("cli.fleet.api_server.RETRY_DELAY_S", 0.0)
         with pytest.raises(Unavailable, match="not now"):
-            await asker.raw(member, "/")
+            await proxy.request_raw(member, "/")
         server.down = False
-        assert [(await asker.raw(member, "/")).body for _ in range(3)] == [b"7"] * 3
+        assert [(await proxy.request_raw(member, "/")).body for _ in range(3)] == [b"7"] * 3
     assert server.asked == 3
 
 
@@ -75,8 +75,8 @@ async def test_who_leaves_takes_the_token_from_nobody_else() -> None:
     server, member = Tokens(), AgentEndpoint(node="n1", namespace="d", pod="agent-1")
     server.waits.clear()
     async with asking(server) as client:
-        asker = AgentProxy(client, "reader")
-        first, other = (asyncio.create_task(asker.raw(member, "/")) for _ in range(2))
+        proxy = AgentProxy(client, "reader")
+        first, other = (asyncio.create_task(proxy.request_raw(member, "/")) for _ in range(2))
         while not server.asked:
             await asyncio.sleep(0.01)
         first.cancel()

@@ -92,7 +92,7 @@ def test_a_controller_that_does_not_run_is_told_with_its_last_words() -> None:
         "status": {"phase": "Running", "containerStatuses": [state]},
     }
     row = fleet_findings([], [], pods(READY, pod), "")[0]
-    assert row.detail == "1 of 2 ready; c-1: CrashLoopBackOff; it ended with Error: controller.yaml: no such setting"
+    assert row.detail == "1 of 2 ready; c-1: CrashLoopBackOff; it exited with Error: controller.yaml: no such setting"
     assert row.remedy == "kubectl logs -n dioptase c-1 --previous"
 
 

@@ -1,4 +1,4 @@
-"""Nodes and pods in rows: numbers from a round, sums, harm, and what is not known."""
+"""Nodes and pods in rows: numbers from a round, sums, harm, and what is unknown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_node_that_is_short_says_so_and_who_leaves_for_it() -> None:
     row = node_row(told(view=msgspec.structs.replace(VIEW, evictions=found)))
     assert node_status(row) == (
         f"on, {VIEW.action} · ✕ MemoryPressure · ✕ leaving: default/batch · "
-        "✕ has to leave: default/needed (budget) · ✕ without psi"
+        "✕ eviction blocked: default/needed (budget) · ✕ without psi"
     )
     many = msgspec.structs.replace(row, conditions=(), held={}, terminating=tuple(f"a/{i}" for i in range(5)))
     assert "✕ leaving: a/0, a/1, a/2, 2 more ·" in node_status(many)
@@ -90,7 +90,7 @@ def test_sums_are_of_those_that_are_known() -> None:
     rows = [node_row(told("n1")), node_row(told("n2")), node_row(told("n3", None, "gone"))]
     last = node_table(rows)[-1].split()
     assert last[:7] == ["3", "nodes", "8", "11.76", "7.50", "5.00", "4.50"]
-    assert node_table(rows)[-1].endswith("✕ 1 not known")
+    assert node_table(rows)[-1].endswith("✕ 1 unknown")
     assert len(node_table(rows[:1])) == 2, "one node needs no sum"
 
 

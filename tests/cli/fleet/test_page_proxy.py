@@ -183,7 +183,7 @@ async def test_an_agent_that_goes_is_told_as_the_page_shows_it() -> None:
             status, kind, body = await get(url, "/api/v1/view")
             assert (status, kind) == (502, "application/json")
             said = json.loads(body)
-            assert said["error"] == "its agent agent-1 has just gone"
+            assert said["error"] == "its agent agent-1 was just deleted"
             assert "this page finds the next one by itself" in said["remedy"]
         assert cluster.looks == 1, "not at every question"
 
@@ -220,7 +220,7 @@ async def test_where_there_is_no_agent_there_is_no_page() -> None:
             pass
     cluster = Cluster()
     cluster.gone = True
-    with pytest.raises(Unavailable, match="agent-1 has just gone"):
+    with pytest.raises(Unavailable, match="agent-1 was just deleted"):
         async with open_page(cluster):
             pass
 

@@ -52,7 +52,7 @@ def test_where_they_differ_each_value_has_its_nodes_the_usual_one_first() -> Non
 
 def test_the_same_value_of_another_origin_is_told_and_does_not_differ() -> None:
     told = (node("n1", setting("a.b", "1")), node("n2", setting("a.b", "1", "file")))
-    assert shown(*told)[0] == "a.b  the same, of different origin:"
+    assert shown(*told)[0] == "a.b  the same from different sources:"
     assert shown(*told, differing=True) == ["no setting differs: 2 nodes have answered"]
     assert shown(told[0], node("n3", setting("a.b", "2")), differing=True)[0] == "a.b  differs:"
 
@@ -94,12 +94,12 @@ def test_objects_are_grouped_by_content_and_by_how_they_are_taken() -> None:
         node("n4", objects=(thing("h3", None),)),
     )
     lines = shown(*told)
-    assert lines[0].startswith("K ns/all h1 is obeyed since ")
+    assert lines[0].startswith("K ns/all h1 applies since ")
     assert lines[0].endswith(":09  on n1, n2"), "since all of them have"
-    assert lines[1:] == ["K ns/all h2 cannot be obeyed: spec.x: too large  on n3"]
+    assert lines[1:] == ["K ns/all h2 cannot be applied: spec.x: too large  on n3"]
 
 
 def test_who_said_nothing_and_who_hears_nothing() -> None:
     silent: AgentReply[EffectiveConfiguration] = AgentReply(AgentEndpoint(node="n1"), None, "gone")
-    assert shown(silent, node("n2", problem="refused")) == ["✕ n1: gone", "✕ n2: nothing new is heard: refused"]
+    assert shown(silent, node("n2", problem="refused")) == ["✕ n1: gone", "✕ n2: no changes are received: refused"]
     assert compare_settings([silent]).nodes == ()

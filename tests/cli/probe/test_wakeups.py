@@ -108,12 +108,12 @@ def test_whoever_wakes_whom_each_woken_cgroup_has_one_line_and_its_waker_stands_
 
 def test_the_table_has_the_longest_waits_first_as_rates() -> None:
     lines = drawn(interval({2: woken({"/ingress": 200, "/api": 2}, interrupt=10, kernel_thread=6, other=4)}))
-    assert lines[0] == "wakeups, form tp_btf, 2.0 s: who wakes whom, and how long until it runs"
+    assert lines[0] == "wakeups, form tp_btf, 2.0 s: wakeups by waker, and the latency until the woken task runs"
     assert lines[1].split() == ["waker", "woken", "wakeups/s", "wait/s", "mean", "p50", "p99"]
     assert lines[2].split() == ["/ingress", "/api", "100", "300", "µs", "3.00", "µs", "3.00", "µs", "3.98", "µs"]
     assert [line.split("  ")[0] for line in lines[3:7]] == ["interrupt", "kernel threads", "other", "/api"]
     assert lines[8:] == [
-        "chains: each below the one that wakes it most",
+        "chains: each cgroup below its strongest waker",
         "/ingress",
         "  → /api  100/s, mean 3.00 µs, p99 3.98 µs",
     ]
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_counted() -> None:
 
 
 def test_a_quiet_interval_says_so() -> None:
-    assert drawn(interval({}))[1:] == ["nobody was woken"]
+    assert drawn(interval({}))[1:] == ["no wakeups"]
 
 
 def test_names_are_cut_at_their_beginning_and_cannot_move_the_cursor() -> None:

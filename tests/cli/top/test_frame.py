@@ -124,7 +124,7 @@ def test_hostile_names_appear_as_text() -> None:
 def test_missing_numbers_are_dashes_not_zeros() -> None:
     frame = text(build_view(four_cpu_node.bare_cycle()), [], (), 100, 30)
     assert f"{formats.ABSENT} of 0 busy" in frame
-    assert "No pods are listed: every cgroup is watched, and nothing is decided." in frame
+    assert "No pods are listed: the agent watches every cgroup and decides nothing." in frame
     assert "Nothing runs" in frame
 
 
@@ -162,7 +162,7 @@ def test_only_failures_are_red() -> None:
 
 def test_the_agent_that_is_away_is_named() -> None:
     frame = overview_lines(
-        None, [], (), 80, 24, notice="the agent at http://127.0.0.1:9102 does not answer; asking again every second"
+        None, [], (), 80, 24, notice="the agent at http://127.0.0.1:9102 does not answer; retrying every second"
     )
     assert "127.0.0.1:9102 does not answer" in frame[1].plain
 

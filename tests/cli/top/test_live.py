@@ -141,7 +141,7 @@ def test_keys_switch_between_screens_at_once(
 ) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     for key, shown in (
-        (b"2", "── who waits on whom"),
+        (b"2", "── run-queue interference"),
         (b"3", "── memory"),
         (b"4", "── threads and pressure"),
         (b"?", "── keys"),
@@ -236,7 +236,7 @@ def test_without_a_terminal_it_does_not_ask_for_ever() -> None:
         port = free.getsockname()[1]
     done = run(["top", "--url", f"http://127.0.0.1:{port}"])
     assert done.returncode == 1
-    assert done.stdout.count("does not answer: Connection refused; asking again every second") == 1
+    assert done.stdout.count("does not answer: Connection refused; retrying every second") == 1
     assert "remedy: start it with dioptase agent" in done.stderr
 
 
@@ -257,7 +257,7 @@ def test_stop_and_each_end_the_view(agent: AgentServer) -> None:
         calls.append(1)
         return len(calls) == 3
 
-    run_top(agent.url, each=each, console=Console(file=io.StringIO()))
+    run_top(agent.url, on_tick=each, console=Console(file=io.StringIO()))
     assert len(calls) == 3
 
 

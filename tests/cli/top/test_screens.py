@@ -72,14 +72,14 @@ def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
          "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
         ({"/y": 4.0}, (0.0, 0.0, 6.0), ("/x waits most for other causes, 60 % of its waits; "
          "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
-        ({"/x": 4.0}, (6.0, 0.0, 0.0), "No cgroup waits for another one; they wait for themselves, or for what stands apart."),
+        ({"/x": 4.0}, (6.0, 0.0, 0.0), "No cgroup waits for another one; they wait for their own tasks, or for the causes on the right."),
     ],
 )  # fmt: skip
 def test_a_neighbour_is_not_said_to_be_the_cause_where_another_one_is_larger(
     by: dict[str, float], apart: tuple[float, float, float], said: str
 ) -> None:
     victim = BlameRow("/x")
-    victim.by, victim.apart = by, list(apart)
+    victim.by_cgroup, victim.other_causes = by, list(apart)
     assert blame_summary([victim], {}) == said
 
 
@@ -119,7 +119,7 @@ def test_memory_says_what_can_be_promised_to_batch_work() -> None:
 
 def test_memory_says_what_is_short_and_who_was_killed() -> None:
     frame = "\n".join(screen("3", width=120))
-    assert "2.00 GiB of 8.00 GiB could be had" in frame
+    assert "2.00 GiB of 8.00 GiB available" in frame
     assert "direct reclaim 82.0 ms/s · at limits 200 ms/s · stalled some 12 % · all 3.0 %" in frame
     assert "kswapd0 active 40 % · wakeups 3.0/s" in frame
     assert "below the low watermark: 0 Normal" in frame
@@ -166,7 +166,7 @@ def test_disk_and_network() -> None:
 
 def test_a_source_that_blames_nobody_is_said() -> None:
     told = [build_view(four_cpu_node.busy_cycle(seq)) for seq in range(1, 6)]
-    assert any("Who had the CPU meanwhile is not known" in line for line in screen("2", seen=told))
+    assert any("The aggressors are unknown" in line for line in screen("2", seen=told))
 
 
 @pytest.mark.parametrize("size", [(20, 3), (40, 10), (60, 16), (80, 24), (140, 40), (300, 90)])
