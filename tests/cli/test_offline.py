@@ -31,7 +31,7 @@ def recorded(directory: Path, rounds: int = 120) -> Path:
     return directory
 
 
-def test_a_recording_is_judged_by_every_policy(tmp_path: Path) -> None:
+def test_a_recording_is_evaluated_by_every_policy(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["replay", str(recorded(tmp_path)), "--horizon", "10", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)["policies"]
@@ -42,8 +42,8 @@ def test_a_recording_is_judged_by_every_policy(tmp_path: Path) -> None:
     assert {len(policy["lent"]) for policy in found.values()} == {60}
 
 
-def test_settings_that_evict_are_told_whom_they_would_have_evicted(tmp_path: Path) -> None:
-    """A pod beyond its request for two minutes would have had to leave at 1, 46 and 91 s: that is one pod."""
+def test_settings_that_evict_have_a_number_of_victims(tmp_path: Path) -> None:
+    """A pod above its request for two minutes would have been evicted at 1, 46 and 91 s: that counts as one pod."""
     rounds = [crowded(seq) for seq in range(1, 121)]
     text = segment_header("0.1", "simulated", 0) + b"".join(pack_cycle(finished) for finished in rounds)
     (tmp_path / "00000001.dioptase").write_bytes(text)
@@ -76,21 +76,21 @@ def test_tables_and_lines_fit_a_terminal(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "headroom exceeded" in done.output
-    assert "lent latency" in done.output
-    lines = [line for line in done.stdout.splitlines() if line.startswith("lent ") and line[-1] in BLOCKS]
+    assert "reclaimable latency" in done.output
+    lines = [line for line in done.stdout.splitlines() if line.startswith("reclaimable ") and line[-1] in BLOCKS]
     assert [line[:-TIMELINE_COLUMNS][-2:] for line in lines] == ["  ", "  "]
 
 
-def test_waits_of_a_recording_are_told_once_and_promises_that_nothing_could_judge_are_named() -> None:
-    """148 s of the demo: the horizon of 600 s judges none of its promises, one of 30 s does."""
+def test_recorded_latencies_are_shown_once_and_a_short_recording_is_reported() -> None:
+    """148 s of the demo: too short for a horizon of 600 s, long enough for one of 30 s."""
     arguments = ["replay", str(SAMPLE), "--policy", "latency", "--policy", "canonical"]
     long, short = (CliRunner().invoke(main, [*arguments, *more]) for more in ([], ["--horizon", "30"]))
     said, known = (" ".join(done.stdout.split()) for done in (long, short))
     assert said.count("p99") == 1
     assert "online waits as recorded: p50 0.04 ms, p99 3.39 ms; under" in said
-    assert "these rounds last 148 s, so no promise could be judged: try a shorter --horizon" in said
-    assert "could be judged" not in known
-    assert "short of its own CPUs: what online pods wanted beyond their own pool" in said
+    assert "these cycles last 148 s, too short to compare any headroom: try a shorter --horizon" in said
+    assert "too short to compare" not in known
+    assert "demand above its pool: CPU that online pods needed beyond their own pool" in said
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_waits_of_a_recording_are_told_once_and_promises_that_nothing_could_judg
         (["--policy", "broken.yaml"], "unknown field"),
     ],
 )
-def test_policies_that_cannot_be_are_refused(
+def test_invalid_policies_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,10 +123,10 @@ def test_settings_that_the_machine_cannot_hold_are_refused_as_the_agent_refuses_
 def test_a_recording_without_rounds_says_so(tmp_path: Path) -> None:
     (tmp_path / "00000001.dioptase").write_bytes(segment_header("0.1", "b", 0))
     done = CliRunner().invoke(main, ["replay", str(tmp_path)])
-    assert (done.exit_code, "fewer than two rounds" in done.output) == (1, True)
+    assert (done.exit_code, "fewer than two cycles" in done.output) == (1, True)
 
 
-def test_damage_is_counted_and_passed_over(tmp_path: Path) -> None:
+def test_damaged_places_are_counted_and_skipped(tmp_path: Path) -> None:
     file = recorded(tmp_path) / "00000001.dioptase"
     text = bytearray(file.read_bytes())
     text[len(text) // 2] ^= 0xFF
@@ -158,7 +158,7 @@ def test_a_simulation_takes_the_whole_settings_file(tmp_path: Path) -> None:
 
 
 def test_a_simulation_says_how_far_it_is_where_no_terminal_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rounds of 60 s, the first of which nothing is known before: a third each, and each is told."""
+    """Three cycles of 60 s, the first without a predecessor: a third each, and each is printed."""
     monkeypatch.setattr(cli.offline, "PROGRESS_LOG_S", 0.0)
     arguments = ["simulate", "--cpus", "8", "--hours", "0.05", "--interval", "60", "--policy", "none"]
     done = CliRunner().invoke(main, arguments)
@@ -167,13 +167,13 @@ def test_a_simulation_says_how_far_it_is_where_no_terminal_shows_it(monkeypatch:
     assert "online wait p99" in done.stdout
 
 
-def test_a_machine_that_cannot_be_is_refused() -> None:
+def test_an_impossible_machine_is_refused() -> None:
     done = CliRunner().invoke(main, ["simulate", "--cpus", "7", "--numa", "2"])
     assert (done.exit_code, "7 CPUs cannot be dealt out to 2 NUMA nodes" in done.output) == (2, True)
 
 
 def test_the_recording_of_the_demo_can_still_be_replayed() -> None:
-    """A while of this product on a real machine, as docs and README tell people to replay it."""
+    """A recording of a real machine, which README and docs use as an example."""
     assert sum(file.stat().st_size for file in SAMPLE.iterdir()) < 5 << 18
     arguments = ["replay", str(SAMPLE), "--policy", "latency", "--policy", "canonical", "--horizon", "10", "--json"]
     done = CliRunner().invoke(main, arguments)

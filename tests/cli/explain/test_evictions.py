@@ -1,4 +1,4 @@
-"""Evictions in a terminal: one line of `dioptase top` while something is met, and why a pod had to leave in `explain`."""
+"""Evictions in a terminal: one line of `dioptase top` while a threshold is met, and the reasons in `explain`."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def told(seq: int, found: EvictionResult | None) -> Cycle:
     return msgspec.structs.replace(busy_cycle(seq), evictions=found, kills=kills)
 
 
-def test_top_has_one_line_while_something_is_met() -> None:
+def test_top_has_one_line_while_a_threshold_is_met() -> None:
     view = build_view(told(5, RICH_EVICTIONS))
     (line,) = notice_lines(view)
     assert line.plain == (
-        f"✕ evictions: leaving: default/batch · default/needed is to be evicted, blocked (budget) · "
+        f"✕ evictions: terminating: default/batch · default/needed is to be evicted, blocked (budget) · "
         f"hard {MEMORY_PLUGIN}: 64.0 MiB of memory are free; the watermark is 96.0 MiB. "
         "(and 1 more) · condition MemoryPressure"
     )
     shown = [row.plain for row in overview_lines(view, [view], (), 80, 24)]
-    assert sum("evictions: leaving: default/batch" in row for row in shown) == 1
+    assert sum("evictions: terminating: default/batch" in row for row in shown) == 1
     assert all(len(row) <= 80 for row in shown)
 
 
 @pytest.mark.parametrize("found", [None, CALM])
-def test_top_has_none_while_nothing_is(found: EvictionResult | None) -> None:
+def test_top_has_no_line_while_no_threshold_is_met(found: EvictionResult | None) -> None:
     assert list(notice_lines(build_view(told(5, found)))) == []
 
 
@@ -68,11 +68,11 @@ def explained(agent: AgentServer, *target: str) -> tuple[int, str]:
     return done.exit_code, " ".join(done.output.split())
 
 
-def test_a_pod_is_explained_by_why_it_had_to_leave_and_what_became_of_it(agent: AgentServer) -> None:
+def test_a_pod_is_explained_by_its_evictions(agent: AgentServer) -> None:
     code, told = explained(agent, "default/batch")
     assert code == 0
     assert "Evictions of default/batch evictions #3," in told
-    assert f"it has to leave, with 1 s of grace period, says {MEMORY_PLUGIN}" in told
+    assert f"it is evicted, with 1 s of grace period, by {MEMORY_PLUGIN}" in told
     assert "#1, " in told
     assert "EvictCreated: Successfully create eviction; reason: x" in told
     assert "because plugin met threshold: 64.0 MiB are free rule hard_threshold_met, threshold 100,663,296" in told
@@ -80,7 +80,7 @@ def test_a_pod_is_explained_by_why_it_had_to_leave_and_what_became_of_it(agent: 
     assert "default/stuck" not in told
 
 
-def test_the_reason_is_told_once_and_what_became_of_it_without_it() -> None:
+def test_the_reason_of_an_eviction_is_printed_once() -> None:
     text = "plugin met threshold: 64.0 MiB are free"
     victim = EvictionEntry(seq=1, wall_time_ns=0, cycle_seq=1, victim=RICH_EVICTIONS.victims[0])
     kills = [
@@ -99,7 +99,7 @@ def test_the_reason_is_told_once_and_what_became_of_it_without_it() -> None:
     assert "\n".join(content for _, content in told).count(text) == 1
 
 
-def test_bytes_of_a_threshold_are_told_as_such() -> None:
+def test_bytes_of_a_threshold_have_their_unit() -> None:
     threshold = ThresholdView(
         plugin=MEMORY_PLUGIN, scope="SystemMemory", subject="free", met="hard", value=100 * 2.0**40, observed=93.5 * 2**30,
         operator="<", judged=True, text="t", rule="r", inputs={}, met_s=None, tolerance_s=0.0, dry_run=False,
@@ -109,18 +109,18 @@ def test_bytes_of_a_threshold_are_told_as_such() -> None:
     assert ("observed", "12.5, met when < 60") in list(threshold_text(seconds))
 
 
-def test_a_dry_victim_is_said_to_be_one(agent: AgentServer) -> None:
+def test_a_dry_run_victim_is_marked(agent: AgentServer) -> None:
     assert "it would be evicted, but the plugin is in dry-run mode" in explained(agent, "web")[1]
 
 
-def test_a_plugin_is_explained_by_what_it_looks_at(agent: AgentServer) -> None:
+def test_a_plugin_is_explained_by_its_thresholds(agent: AgentServer) -> None:
     code, told = explained(agent, MEMORY_PLUGIN)
     assert code == 0
     assert f"{MEMORY_PLUGIN}: not evaluated scope SystemMemory psi because memory pressure is not known" in told
     assert "Evictions of default/batch" in told
 
 
-def test_a_threshold_is_explained_by_its_rule_and_by_what_it_was_judged_by() -> None:
+def test_a_threshold_is_explained_by_its_rule_and_inputs() -> None:
     inputs = {"requested": 12.0, "promised": 2.0, "factor": 5.0, "pods": 3}
     why = Reason(rule="hard_threshold_met", text="12 are requested.", threshold=10.0, inputs=inputs)
     threshold = EvictionThreshold(plugin="p", met=ThresholdMet.HARD, scope="cpu", value=10.0, observed=12.0, reason=why)
@@ -136,6 +136,6 @@ def test_a_threshold_is_explained_by_its_rule_and_by_what_it_was_judged_by() -> 
     ]
 
 
-def test_who_asks_for_nothing_known_is_told_of_plugins(agent: AgentServer) -> None:
+def test_an_unknown_target_lists_the_plugins(agent: AgentServer) -> None:
     code, told = explained(agent, "nobody")
     assert (code, f"plugins {MEMORY_PLUGIN}" in told) == (1, True)

@@ -1,4 +1,4 @@
-"""`dioptase explain` of what stands behind no single decision: pods, pools, regions and memory."""
+"""`dioptase explain` of pods, pools, regions and memory, which have no single decision."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def flat(lines: Iterable[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def test_a_pod_is_told_with_its_region_and_how_that_came_to_its_size() -> None:
+def test_a_pod_is_shown_with_its_region_and_the_reason_of_its_size() -> None:
     assert LAST.advice is not None
     (share,) = [one for one in LAST.advice.cpu.regions if one.region.name == "share"]
     said = told("web")
-    # web, and db, which was refused CPUs of its own
+    # web, and db, whose request for exclusive CPUs was rejected
     assert "region share: 2 pods of kind share on pool share" in said
     assert f"because {share.reason.text}" in said
     assert f"rule provision_canonical, threshold {share.upper_cores:g}" in said
@@ -56,17 +56,17 @@ def test_a_pod_is_told_with_its_region_and_how_that_came_to_its_size() -> None:
     assert "level shared_cores" in said
 
 
-def test_a_pod_whose_wish_cannot_be_fulfilled_says_why_it_cannot() -> None:
+def test_a_rejected_request_of_a_pod_has_its_reason() -> None:
     (found,) = asked("default/db").pods
     assert found.rejected is not None
     assert found.rejected.rule == "dedicated_needs_numa_binding"
     said = told("default/db")
-    assert "rejected it does not have the CPUs that it asks for" in said
+    assert "rejected it does not get the CPUs that it requests" in said
     assert f"because {found.rejected.text} rule dedicated_needs_numa_binding" in said
     assert "problem annotation x: is not y; write z" in said
 
 
-def test_a_pod_is_told_its_part_of_a_network_card_or_that_none_has_enough() -> None:
+def test_a_pod_has_its_share_of_a_network_card_or_the_reason_of_a_rejection() -> None:
     card = NicBandwidth(
         name="eth0", speed=1000, egress_capacity=940, ingress_capacity=900, promised=850, pods={"default/web": 250}
     )
@@ -74,32 +74,32 @@ def test_a_pod_is_told_its_part_of_a_network_card_or_that_none_has_enough() -> N
     advice = msgspec.structs.replace(LAST.advice, cards=(card,), rejected={"default/batch": full})
     last = msgspec.structs.replace(LAST, advice=advice)
     said = told("web", last)
-    assert "network 250 Mbit/s of eth0 are promised to it; of 900 that can be promised both ways 850 are" in said
+    assert "network 250 Mbit/s of eth0 in each direction are guaranteed; 850 of 900 Mbit/s of it are guaranteed" in said
     said = told("batch", last)
-    assert "rejected it is not promised the network bandwidth that it asks for" in said
+    assert "rejected it gets no guarantee of the network bandwidth that it requests" in said
     assert f"because {full.text} rule no_bandwidth, threshold 90" in said
 
 
-def test_whoever_asks_for_everything_hears_of_pods_in_trouble_and_of_no_other() -> None:
+def test_without_a_target_only_pods_with_problems_are_listed() -> None:
     assert [pod.pod for pod in asked(None).pods] == ["default/db"]
 
 
 @pytest.mark.parametrize(("target", "pools"), [("share", ["share"]), ("reclaim", ["reclaim"]), ("cpu.max", [])])
-def test_pools_are_told_with_sizes_and_regions(target: str, pools: list[str]) -> None:
+def test_pools_are_listed_by_pool_and_region(target: str, pools: list[str]) -> None:
     assert [pool.name for pool in asked(target).pools] == pools
 
 
-def test_sizes_of_pools_add_up_to_the_node_where_they_are_apart() -> None:
+def test_sizes_of_disjoint_pools_add_up_to_the_node() -> None:
     found = {pool.name: pool for pool in asked(None).pools}
     assert sum(size.cpus for pool in found.values() for size in pool.sizes) == colocation_run.CPUS
     assert found["share"].lending is None
     assert found["reclaim"].lending is not None
     size = found["share"].sizes[0].cpus
     assert f"size {size} CPUs" in told("share")
-    assert "cores may be used" not in told("share"), "what is lent is of the reclaim pool alone"
+    assert "cores may be used" not in told("share"), "only the reclaim pool has reclaimable CPU"
 
 
-def test_a_region_is_asked_for_by_its_name() -> None:
+def test_a_region_is_a_target_by_its_name() -> None:
     view = build_view(LAST)
     renamed = msgspec.structs.replace(
         view.regions[0], region=msgspec.structs.replace(view.regions[0].region, name="share-NUMA0")
@@ -110,7 +110,7 @@ def test_a_region_is_asked_for_by_its_name() -> None:
     assert known_targets(view, ())["regions"] == ["share-NUMA0"]
 
 
-def test_memory_says_what_is_promised_how_short_it_is_and_why() -> None:
+def test_memory_has_headroom_shortage_and_reasons() -> None:
     advice, _ = advise_memory(situation(), MemoryAdvisorState(), MemoryConfig())
     assert advice.headroom_bytes is not None
     last = msgspec.structs.replace(LAST, memory=advice)
@@ -120,17 +120,17 @@ def test_memory_says_what_is_promised_how_short_it_is_and_why() -> None:
     assert "(from files of the node, up to 5 s old)" in said
     assert "(from files of cgroups, up to 5 s old)" in said
     assert asked("memory", last).knobs == ()
-    assert "Memory can be promised" in told("reclaim", last)
-    assert "Memory can be promised" not in told("share", last)
+    assert "Memory headroom for reclaimed pods" in told("reclaim", last)
+    assert "Memory headroom for reclaimed pods" not in told("share", last)
 
 
-def test_memory_that_is_not_known_is_not_called_nothing() -> None:
+def test_unknown_memory_is_not_zero() -> None:
     said = told("memory")
     assert "Memory headroom for reclaimed pods: not known" in said
     assert "condition unknown: How short memory is on the node is not known" in said
 
 
-def test_the_reclaim_pool_tells_what_is_promised_and_what_the_node_advertises_of_it() -> None:
+def test_the_reclaim_pool_has_the_headroom_and_the_reported_headroom() -> None:
     two = Headroom(
         cores=3.5,
         cores_by_numa={0: 2.5, 1: 1.0},
@@ -143,9 +143,9 @@ def test_the_reclaim_pool_tells_what_is_promised_and_what_the_node_advertises_of
     last = msgspec.structs.replace(LAST, advice=msgspec.structs.replace(LAST.advice, reported_headroom=two))
     said = told("reclaim", last)
     cores = LAST.advice.headroom.cores
-    assert f"headroom {cores:.2f} cores can be promised to reclaimed pods in all" in said
+    assert f"headroom {cores:.2f} cores for all reclaimed pods together" in said
     assert f"because {LAST.advice.headroom.reason.text} rule pool_supply" in said
-    assert "advertised 3.50 cores and 3.00 GiB to the scheduler" in said
+    assert "reported 3.50 cores and 3.00 GiB to the scheduler" in said
     assert "NUMA node 0 2.50 cores and 2.00 GiB; NUMA node 1 1.00 cores and 1.00 GiB" in said
     assert "nothing new was known for 400 s. rule stale_decayed" in said
     assert "leaves Region share leaves" in told("share", last)

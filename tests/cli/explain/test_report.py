@@ -63,15 +63,15 @@ def test_a_knob_is_explained_by_its_newest_decision(agent: AgentServer) -> None:
     assert "cpu.idle" not in flat
 
 
-def test_age_and_state_of_the_sources_close_the_answer() -> None:
+def test_the_age_and_state_of_the_sources_end_the_explanation() -> None:
     flat = " ".join(" ".join(explanation_text(asked("cpu.idle"), LATER_NS, 100)).split())
     assert "Now: cycle 206, 2 s ago, --act on" in flat
     assert "✓ waits tp_btf: 2 s old, took 310 µs" in flat
     assert f"✕ psi: failed: {colocation_run.FAILING.error}; {colocation_run.FAILING.remedy}" in flat
 
 
-def test_readings_that_are_older_than_the_round_have_ages_of_their_own() -> None:
-    """Asked 2 s after the round: the node's rare files were read 3 s before it, a pod's 4 s, and a pod asked 1 s before."""
+def test_readings_that_are_older_than_the_cycle_have_their_own_ages() -> None:
+    """Explained 2 s after the cycle: rare files of the node are 3 s older than it, a pod's 4 s, a pod's own metrics 1 s."""
     last = TOLD.rounds[-1].snapshot
     cgroups = {
         path: msgspec.structs.replace(sample, files_read_at_ns=last.wall_time_ns - (3 + number) * colocation_run.S)
@@ -108,20 +108,20 @@ def test_readings_that_are_older_than_the_round_have_ages_of_their_own() -> None
         ("wait_ms", "waits"),
     ],
 )  # fmt: skip
-def test_an_input_is_told_with_its_source_and_how_old_that_may_be(name: str, source: str) -> None:
+def test_an_input_has_its_source_and_the_maximum_age_of_that(name: str, source: str) -> None:
     verdict = Reason(rule="r", text="t", inputs={name: 1.5, "victims": 2})
     assert list(reason_text(verdict))[2:] == [("inputs", f"{name} 1.5 (from {source})"), ("", "victims 2")]
 
 
-def test_an_event_is_told_as_it_was_and_what_came_after_it() -> None:
-    """The first quota, long gone, is not what the knob is; the newest one is."""
+def test_an_event_is_shown_as_it_was_with_the_later_decision() -> None:
+    """The first quota is not the current value; the newest one is."""
     quotas = [entry for entry in TOLD.entries if entry.outcome.decision.knob is Knob.QUOTA]
     first, newest = quotas[0], quotas[-1]
     assert first.outcome.decision.value != newest.outcome.decision.value
     told = "\n".join(explanation_text(asked(f"#{first.seq}"), LATER_NS, 200))
     clock = formats.clock(first.wall_time_ns / 1e6)
     assert f"cpu.max of default/batch was, at {clock}, {formats.knob_value('cpu.max', first.outcome.after)} (" in told
-    assert f"  since then #{newest.seq}, " in told
+    assert f"  since then  #{newest.seq}, " in told
     latest = "\n".join(explanation_text(asked(f"#{newest.seq}"), LATER_NS, 200))
     assert "cpu.max of default/batch is 0.20 cores" in latest
     assert "since then" not in latest
@@ -138,19 +138,19 @@ def test_an_event_is_told_as_it_was_and_what_came_after_it() -> None:
         ("/", {"cpu.idle", "cpu.max"}), ("/dioptase-demo", set()), (None, {"cpu.idle", "cpu.max"}), ("web", set()),
     ],
 )  # fmt: skip
-def test_what_a_person_may_call_it(target: str | None, knobs: set[str]) -> None:
+def test_targets_of_a_knob(target: str | None, knobs: set[str]) -> None:
     assert {found.knob for found in asked(target).knobs} == knobs
 
 
-def test_a_pod_that_was_never_touched_is_known() -> None:
+def test_a_pod_without_decisions_is_explained() -> None:
     found = asked("default/web")
     assert found.has_content
     assert [(pod.pod, pod.untouched) for pod in found.pods] == [("default/web", True)]
-    assert "No change of a knob of default/web is in the journal" in "\n".join(explanation_text(found, LATER_NS, 80))
+    assert "The journal has no change of a knob of default/web" in "\n".join(explanation_text(found, LATER_NS, 80))
 
 
-def test_a_pod_is_not_answered_for_by_one_that_had_its_name_before() -> None:
-    """As of a StatefulSet: the cgroup of the pod that was decided on is gone, and another pod of that name is here."""
+def test_decisions_on_an_earlier_pod_of_the_same_name_are_separate() -> None:
+    """As in a StatefulSet: the cgroup of the decisions was removed, and another pod of the same name exists."""
     last = TOLD.rounds[-1]
     sample = last.snapshot.cgroups["/dioptase-demo-batch"]
     new = msgspec.structs.replace(sample, path="/new-batch", id=999)
@@ -170,10 +170,10 @@ def test_a_pod_is_not_answered_for_by_one_that_had_its_name_before() -> None:
     assert found.knobs == ()
     assert [(pod.untouched, pod.past) for pod in found.pods] == [(True, newest)]
     said = " ".join("\n".join(explanation_text(found, LATER_NS, 200)).split())
-    assert "No change of a knob of default/batch is in the journal" in said
+    assert "The journal has no change of a knob of default/batch" in said
     assert f"an earlier pod or container of this name, whose cgroup was removed; the newest is #{newest} (" in said
 
-    # One decision, and that cgroup, can still be asked about, and are said to be past.
+    # The decision and the cgroup are still valid targets, and are shown as past.
     for target in (f"#{newest}", "/dioptase-demo-batch", "cpu.max", None):
         quota = next(one for one in asked(target, told).knobs if one.knob in ("cpu.max", "cpu.idle"))
         assert quota.removed
@@ -181,7 +181,7 @@ def test_a_pod_is_not_answered_for_by_one_that_had_its_name_before() -> None:
         assert "of default/batch is " not in said
         assert "/dioptase-demo-batch, removed" in said
 
-    # The same path made anew is another cgroup; and so is a pod that has only its past.
+    # A recreated cgroup of the same path is another one; so is the cgroup of a pod that does not exist any more.
     again = msgspec.structs.replace(sample, id=999)
     seen = msgspec.structs.replace(last.snapshot, cgroups={**others, again.path: again})
     told = msgspec.structs.replace(TOLD, rounds=[msgspec.structs.replace(last, snapshot=seen)])
@@ -191,15 +191,15 @@ def test_a_pod_is_not_answered_for_by_one_that_had_its_name_before() -> None:
     assert [one.removed for one in asked("default/batch", told).knobs] == [True, True]
 
 
-def test_what_a_container_was_made_with_is_told_as_the_runtimes_doing() -> None:
+def test_decisions_for_a_new_container_name_the_runtime_as_trigger() -> None:
     newest = TOLD.entries[-1]
     told = msgspec.structs.replace(TOLD, entries=[msgspec.structs.replace(newest, trigger="nri")])
     said = " ".join("\n".join(explanation_text(asked("default/batch", told), LATER_NS, 300)).split())
-    assert f"round {newest.cycle_seq}, before it, by the container runtime, which asks the agent" in said
+    assert f"cycle {newest.cycle_seq}, by the container runtime, which calls the agent" in said
 
 
-def test_a_cgroup_that_came_after_the_round_looked_is_not_gone() -> None:
-    # As of a container that is just made: its decisions have the time of the latest round, which could not see it yet.
+def test_a_cgroup_newer_than_the_latest_cycle_is_not_removed() -> None:
+    # Decisions for a container that is being created have the time of the latest cycle, whose snapshot does not have it.
     last, newest = TOLD.rounds[-1], TOLD.entries[-1]
     decision = msgspec.structs.replace(newest.outcome.decision, pod="default/new", cgroup="/kubepods/new", cgroup_id=77)
     made = msgspec.structs.replace(
@@ -216,14 +216,14 @@ def test_a_cgroup_that_came_after_the_round_looked_is_not_gone() -> None:
     assert [one.removed for one in asked("default/new", told).knobs] == [True]
 
 
-def test_who_read_no_cgroup_calls_none_gone() -> None:
+def test_without_cgroups_in_the_snapshot_none_counts_as_removed() -> None:
     last = TOLD.rounds[-1]
     seen = msgspec.structs.replace(last.snapshot, cgroups={})
     told = msgspec.structs.replace(TOLD, rounds=[msgspec.structs.replace(last, snapshot=seen)])
     assert [one.removed for one in asked("default/batch", told).knobs] == [False, False]
 
 
-def test_a_pool_is_its_cpus_and_what_is_lent(agent: AgentServer) -> None:
+def test_a_pool_shows_its_cpus_and_the_reclaimable_cpu(agent: AgentServer) -> None:
     done = call(agent, "reclaim")
     view = build_view(TOLD.rounds[-1])
     assert done.exit_code == 0
@@ -234,7 +234,7 @@ def test_a_pool_is_its_cpus_and_what_is_lent(agent: AgentServer) -> None:
     assert promised in " ".join(done.stdout.split())
 
 
-def test_what_cannot_be_found_lists_what_can(agent: AgentServer) -> None:
+def test_an_unknown_target_lists_the_valid_ones(agent: AgentServer) -> None:
     done = call(agent, "no\x1bpe")
     assert done.exit_code == 1
     assert "There is no data on 'no\\x1bpe'." in done.stderr
@@ -243,7 +243,7 @@ def test_what_cannot_be_found_lists_what_can(agent: AgentServer) -> None:
     assert done.stdout == ""
 
 
-def test_json_holds_the_same(agent: AgentServer) -> None:
+def test_json_has_the_same_explanation(agent: AgentServer) -> None:
     done = call(agent, "quota", "--json")
     found = msgspec.json.decode(done.stdout, type=Explanation)
     assert [k.knob for k in found.knobs] == ["cpu.max"]
@@ -296,7 +296,7 @@ def test_a_refusal_shows_the_error_and_what_is_in_force() -> None:
 
 
 @pytest.mark.parametrize("repaired", [False, True])
-def test_a_repair_is_explained_as_one(*, repaired: bool) -> None:
+def test_a_repair_is_explained(*, repaired: bool) -> None:
     entries = [e for e in colocation_run.with_every_status(TOLD) if e.outcome.status is OutcomeStatus.APPLIED]
     entries = [
         msgspec.structs.replace(e, outcome=msgspec.structs.replace(e.outcome, repaired=repaired)) for e in entries
@@ -304,10 +304,10 @@ def test_a_repair_is_explained_as_one(*, repaired: bool) -> None:
     last = TOLD.rounds[-1]
     found = explain_target("cpu.max", build_view(last), entries, last.snapshot, LATER_NS)
     flat = " ".join(" ".join(explanation_text(found, LATER_NS, 100)).split())
-    assert ("somebody else or the kernel had changed it: repaired" in flat) is repaired
+    assert ("another process or the kernel changed it: repaired" in flat) is repaired
 
 
-def test_an_agent_that_does_not_act_vouches_for_nothing() -> None:
+def test_without_act_on_the_value_is_shown_as_past() -> None:
     found = asked("cpu.max")
     off = msgspec.structs.replace(found, now=msgspec.structs.replace(found.now, act="off"))
     clock = formats.clock(found.knobs[0].newest.wall_time_ns / 1e6)
@@ -326,11 +326,11 @@ def test_names_cannot_colour_the_terminal() -> None:
     assert set(known_targets(build_view(last), entries)["knobs"]) == {"cpu.idle", "cpu.max", "cpuset.cpus"}
 
 
-def test_what_is_said_of_the_node_as_a_whole_is_in_every_explanation() -> None:
+def test_advice_for_the_whole_node_is_in_every_explanation() -> None:
     rounds = [*TOLD.rounds[:-1], msgspec.structs.replace(TOLD.rounds[-1], node=RICH_NODE)]
     told = msgspec.structs.replace(TOLD, rounds=rounds)
     said = "\n".join(explanation_text(asked(None, told), LATER_NS, 200))
-    assert "power      The node draws 100 W of 80 W at alert s0: power is capped to 80 W. (rule power_cap)" in said
-    assert "overcommit CPU: 1.60. Memory: 1.17. (rule overcommit_realtime)" in said
+    assert "power       The node draws 100 W of 80 W at alert s0: power is capped to 80 W. (rule power_cap)" in said
+    assert "overcommit  CPU: 1.60. Memory: 1.17. (rule overcommit_realtime)" in said
     assert "overcommit" not in "\n".join(explanation_text(asked(None), LATER_NS, 200))
     assert "power: The node draws 100 W of 80 W" in cycle_line(build_view(rounds[-1]))

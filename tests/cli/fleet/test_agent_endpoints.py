@@ -1,4 +1,4 @@
-"""Which agent answers for which node, and where it is asked: pods as charts and people write them."""
+"""The agent of each node and its address, for pods of different charts."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ PORTS = [{"name": "web", "containerPort": 9443}, {"name": "other", "containerPor
             ("https", 9300),
         ),
         (container(livenessProbe={"httpGet": {"path": "/readyz", "port": "web"}}, ports=PORTS), ("http", 9443)),
-        # A probe of something else, or of a port that there is none of, says nothing.
+        # A probe of another path, or of an unknown port, is ignored.
         (container(readinessProbe={"httpGet": {"path": "/", "port": 80}}), ("http", 9102)),
         (container(readinessProbe={"httpGet": {"path": "/healthz", "port": "none"}}), ("http", 9102)),
         (container(readinessProbe={"exec": {"command": ["true"]}}), ("http", 9102)),
     ],
 )
-def test_an_agent_is_asked_where_its_health_is_probed(spec: dict[str, object], expected: tuple[str, int]) -> None:
+def test_the_address_of_an_agent_is_that_of_its_health_probe(spec: dict[str, object], expected: tuple[str, int]) -> None:
     assert agent_address(pod(spec=spec)) == expected
 
 
-def test_the_way_there_names_the_scheme_only_where_it_is_tls() -> None:
+def test_the_proxy_path_has_the_scheme_only_for_tls() -> None:
     plain = AgentEndpoint(node="n1", namespace="dioptase", pod="agent-1", port=9102)
     secure = msgspec.structs.replace(plain, scheme="https")
     assert plain.path == "/api/v1/namespaces/dioptase/pods/agent-1:9102/proxy"
@@ -79,12 +79,12 @@ def test_every_node_is_a_member_with_or_without_an_agent() -> None:
     assert (found[0].image, found[0].restarts) == ("dioptase:1", 2)
 
 
-def test_who_may_not_list_nodes_sees_those_of_agents() -> None:
+def test_without_the_right_to_list_nodes_those_of_agents_are_used() -> None:
     found = find_agent_endpoints(None, [pod(), pod("agent-2", "n2"), pod("agent-3", "")])
     assert [(one.node, one.allocatable_cpu) for one in found] == [("n1", ""), ("n2", "")]
 
 
-def test_only_the_nodes_that_are_wanted() -> None:
+def test_only_the_selected_nodes() -> None:
     assert [one.node for one in find_agent_endpoints([node("n1"), node("n2")], [], ["n2", "n3"])] == ["n2"]
 
 
@@ -100,7 +100,7 @@ USAGE = "Usage: dioptase agent [OPTIONS]\nTry 'dioptase agent -h' for help.\n\nE
 
 
 def crashed(reason: str, message: str) -> dict[str, object]:
-    """As a kubelet tells of a container that it will start again later."""
+    """The status of a container that the kubelet restarts later."""
     return {
         "state": {
             "waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container=agent"}
@@ -143,7 +143,7 @@ def crashed(reason: str, message: str) -> dict[str, object]:
             "its agent agent-1 does not run: it exited with b / c d / e",
             "kubectl logs -n dioptase agent-1",
         ),
-        # One that is not ready is asked: it may say why.
+        # An agent that is not ready is reachable: it may report why.
         ({"containerStatuses": [{"ready": False}]}, "", ""),
     ],
 )
@@ -152,6 +152,6 @@ def test_a_pod_that_does_not_run_says_why(status: dict[str, object], problem: st
     assert (one.problem, one.remedy) == (problem, remedy)
 
 
-def test_last_words_are_no_longer_than_a_line_that_is_read() -> None:
+def test_a_termination_message_is_limited_to_one_line() -> None:
     assert len(termination_message("x" * 2048)) == MAX_MESSAGE_CHARS
     assert termination_message("INFO Error: of the log\nlast") == "INFO Error: of the log / last"

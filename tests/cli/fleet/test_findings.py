@@ -1,4 +1,4 @@
-"""Troubles of a cluster: each once with its nodes, those of most nodes first."""
+"""Problems of a cluster: each once with its nodes, the most frequent first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def told(
     return [(row.name, row.ok, row.nodes) for row in rows[2:] if row.name != "version"]
 
 
-def test_each_trouble_is_told_once_with_its_nodes_the_commonest_first() -> None:
+def test_each_problem_is_listed_once_with_its_nodes_the_most_frequent_first() -> None:
     nodes = ["n1", "n2", "n3"]
     late = FailedSource("psi", "late", "wait")
     rows = told(
@@ -52,18 +52,18 @@ def test_each_trouble_is_told_once_with_its_nodes_the_commonest_first() -> None:
     ]
 
 
-def test_one_that_cannot_be_asked_is_a_trouble_once() -> None:
+def test_an_unreachable_agent_is_one_problem() -> None:
     silent: AgentReply[HealthStatus] = AgentReply(AgentEndpoint(node="n1"), None, "gone", "look")
     unseen: AgentReply[DoctorReport] = AgentReply(AgentEndpoint(node="n1"), None, "gone", "look")
     assert told([silent], [unseen]) == [("agent", False, ("n1",))]
 
 
-def test_an_older_agent_that_cannot_tell_is_a_trouble_of_its_own() -> None:
+def test_an_older_agent_without_the_report_is_a_problem() -> None:
     unseen: AgentReply[DoctorReport] = AgentReply(AgentEndpoint(node="n1"), None, "/api/v1/doctor is not served")
     assert told([health("n1")], [unseen]) == [("node", False, ("n1",)), ("agent", True, ("n1",))]
 
 
-def test_two_versions_are_told_with_a_word_of_why() -> None:
+def test_two_versions_have_a_remedy() -> None:
     rows = fleet_findings([], [found("n1"), found("n2", version="2.0"), found("n3", version="2.0")], [], "")
     versions = [(row.detail, row.nodes, bool(row.remedy)) for row in rows if row.name == "version"]
     assert versions == [("2.0", ("n2", "n3"), True), ("1.0", ("n1",), True)]
@@ -84,7 +84,7 @@ def test_the_controller_is_well_while_one_is_ready() -> None:
     ]
 
 
-def test_a_controller_that_does_not_run_is_told_with_its_last_words() -> None:
+def test_a_controller_that_does_not_run_is_listed_with_its_error() -> None:
     last = {"terminated": {"reason": "Error", "message": "Usage: …\n\nError: controller.yaml: no such setting"}}
     state = {"ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": last}
     pod = {
@@ -96,7 +96,7 @@ def test_a_controller_that_does_not_run_is_told_with_its_last_words() -> None:
     assert row.remedy == "kubectl logs -n dioptase c-1 --previous"
 
 
-def test_the_sum_counts_nodes_not_troubles() -> None:
+def test_the_summary_counts_nodes() -> None:
     rows = fleet_findings(
         [health("n1", FailedSource("a", "x", ""), FailedSource("b", "y", "")), health("n2")], [], [], "no kinds"
     )

@@ -1,4 +1,4 @@
-"""Nodes and pods in rows: numbers from a round, sums, harm, and what is unknown."""
+"""Nodes and pods in rows: numbers of a cycle, sums, interference, and unknown values."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def test_a_row_has_the_numbers_of_the_round() -> None:
     assert (row.wait_pod, row.pools, row.act, row.failed) == ("default/web", {"reclaim": 2, "share": 4}, "on", ("psi",))
 
 
-def test_a_node_that_is_short_says_so_and_who_leaves_for_it() -> None:
+def test_a_node_with_a_shortage_lists_conditions_and_evictions() -> None:
     found = eviction_view(msgspec.structs.replace(full_cycle(), evictions=RICH_EVICTIONS))
     assert found is not None
     row = node_row(told(view=msgspec.structs.replace(VIEW, evictions=found)))
     assert node_status(row) == (
-        f"on, {VIEW.action} · ✕ MemoryPressure · ✕ leaving: default/batch · "
+        f"on, {VIEW.action} · ✕ MemoryPressure · ✕ terminating: default/batch · "
         "✕ eviction blocked: default/needed (budget) · ✕ without psi"
     )
     many = msgspec.structs.replace(row, conditions=(), held={}, terminating=tuple(f"a/{i}" for i in range(5)))
-    assert "✕ leaving: a/0, a/1, a/2, 2 more ·" in node_status(many)
+    assert "✕ terminating: a/0, a/1, a/2, 2 more ·" in node_status(many)
     calm = msgspec.structs.replace(VIEW, evictions=None)
     assert node_status(node_row(told(view=calm))) == f"on, {VIEW.action} · ✕ without psi"
 
 
-def test_one_that_gave_nothing_has_the_reason_and_what_the_cluster_knows() -> None:
+def test_an_unreachable_agent_has_the_reason_and_the_clusters_data() -> None:
     row = node_row(told(view=None, problem="gone"))
     assert row == NodeRow(node="n1", pod="agent-n1", problem="gone", allocatable_cores=3.92)
 
@@ -79,14 +79,14 @@ def test_a_first_round_has_no_rates_and_no_advice() -> None:
         (blamed((f"{BATCH_CGROUP}-not", 2.0)), 0.0),
     ],
 )
-def test_harm_is_what_reclaimed_pods_make_an_online_one_wait(blame: BlameView | None, expected: float | None) -> None:
+def test_interference_counts_waits_for_reclaimed_pods(blame: BlameView | None, expected: float | None) -> None:
     web, batch = (msgspec.structs.replace(c, blame=blame) for c in sorted(VIEW.containers, key=lambda c: -len(c.qos)))
     web, batch = (web, batch) if web.qos == "shared_cores" else (batch, web)
     assert interference_ms(web, VIEW) == expected
     assert interference_ms(batch, VIEW) is None, "reclaimed pods are meant to wait"
 
 
-def test_sums_are_of_those_that_are_known() -> None:
+def test_sums_skip_unknown_values() -> None:
     rows = [node_row(told("n1")), node_row(told("n2")), node_row(told("n3", None, "gone"))]
     last = node_table(rows)[-1].split()
     assert last[:7] == ["3", "nodes", "8", "11.76", "7.50", "5.00", "4.50"]

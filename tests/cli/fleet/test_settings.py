@@ -1,4 +1,4 @@
-"""Settings of nodes side by side: what differs, in value or in origin, and who said nothing."""
+"""Settings of nodes side by side: different values, different sources, and nodes that did not answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_where_all_agree_there_is_one_line() -> None:
     ]
 
 
-def test_where_they_differ_each_value_has_its_nodes_the_usual_one_first() -> None:
+def test_each_differing_value_has_its_nodes_the_most_frequent_first() -> None:
     told = (
         node("n1", EffectiveSetting(name="a.b", value="false", **ALL)),
         node("n2", setting("a.b", "true")),
@@ -50,26 +50,26 @@ def test_where_they_differ_each_value_has_its_nodes_the_usual_one_first() -> Non
     ]
 
 
-def test_the_same_value_of_another_origin_is_told_and_does_not_differ() -> None:
+def test_the_same_value_from_another_source_does_not_differ() -> None:
     told = (node("n1", setting("a.b", "1")), node("n2", setting("a.b", "1", "file")))
     assert shown(*told)[0] == "a.b  the same from different sources:"
-    assert shown(*told, differing=True) == ["no setting differs: 2 nodes have answered"]
+    assert shown(*told, differing=True) == ["no setting differs: 2 nodes answered"]
     assert shown(told[0], node("n3", setting("a.b", "2")), differing=True)[0] == "a.b  differs:"
 
 
-def test_a_name_that_there_is_not_is_refused_and_not_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ApiServerOptions, "ask", lambda *_: [node("n1", setting("a.b", "1"))])
     done = CliRunner().invoke(kubectl, ["config", "--differing", "a.x"])
     assert (done.exit_code, "there is no setting 'a.x'" in done.output) == (2, True)
     done = CliRunner().invoke(kubectl, ["config", "--differing", "a"])
-    assert (done.exit_code, done.output) == (0, "no setting differs: 1 node has answered\n")
+    assert (done.exit_code, done.output) == (0, "no setting differs: 1 node answered\n")
 
 
-def test_where_nobody_answered_nothing_is_said_to_be_the_same() -> None:
+def test_without_answers_no_setting_is_compared() -> None:
     silent: AgentReply[EffectiveConfiguration] = AgentReply(AgentEndpoint(node="n1"), None, "gone")
     assert shown(silent, differing=True) == ["✕ n1: gone"]
     assert shown(silent, node("n2", setting("a.b", "1")), differing=True) == [
-        "no setting differs: 1 node has answered", "✕ n1: gone",
+        "no setting differs: 1 node answered", "✕ n1: gone",
     ]  # fmt: skip
 
 
@@ -78,12 +78,12 @@ def test_a_setting_that_another_version_lacks_differs() -> None:
     assert [(one.name, one.differs) for one in fleet.settings] == [("new", True), ("old", False)]
 
 
-def test_only_the_part_that_is_asked_for() -> None:
+def test_only_the_named_group_is_listed() -> None:
     told = node("n1", setting("a.b", "1"), setting("a.bc", "2"), setting("a.b.c", "3"))
     assert [line.split()[0] for line in shown(told, names=("a.b",))] == ["a.b", "a.b.c"]
 
 
-def test_objects_are_grouped_by_content_and_by_how_they_are_taken() -> None:
+def test_objects_are_grouped_by_content_and_state() -> None:
     def thing(digest: str, since: int | None, problem: str = "") -> AppliedConfigObject:
         return AppliedConfigObject(kind="K", object="ns/all", hash=digest, since_wall_ns=since, problem=problem)
 
@@ -99,7 +99,7 @@ def test_objects_are_grouped_by_content_and_by_how_they_are_taken() -> None:
     assert lines[1:] == ["K ns/all h2 cannot be applied: spec.x: too large  on n3"]
 
 
-def test_who_said_nothing_and_who_hears_nothing() -> None:
+def test_nodes_without_answer_and_without_changes_are_listed() -> None:
     silent: AgentReply[EffectiveConfiguration] = AgentReply(AgentEndpoint(node="n1"), None, "gone")
     assert shown(silent, node("n2", problem="refused")) == ["✕ n1: gone", "✕ n2: no changes are received: refused"]
     assert compare_settings([silent]).nodes == ()

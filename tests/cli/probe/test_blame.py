@@ -52,7 +52,7 @@ def drawn(finished: ProbeInterval, width: int = 120, height: int | None = None) 
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_what_came_about_between_two_reads_most_waited_first() -> None:
+def test_waits_between_two_readings_longest_first() -> None:
     before = seen(a=blame(a=5, b=10), b=blame(throttled=7))
     after = seen(a=blame(a=6, b=30), b=blame(throttled=90, higher=1, other=2), c=blame(a=0))
     groups, _ = summarize_interval(before, after, PATHS, "/")
@@ -62,7 +62,7 @@ def test_what_came_about_between_two_reads_most_waited_first() -> None:
     assert (second.cgroup, second.waited_ns, second.by_cgroup) == ("/a", 21, {"/a": 1, "/b": 20})
 
 
-def test_a_culprit_made_again_under_its_path_is_left_out_once() -> None:
+def test_a_recreated_aggressor_is_left_out_once() -> None:
     groups, _ = summarize_interval(seen(a=blame(b=100, c=1)), seen(a=blame(b=30, c=9)), PATHS, "/")
     (found,) = blame_rows(interval(*groups))
     assert found.by_cgroup == {"/c": 8}

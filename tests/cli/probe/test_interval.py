@@ -140,7 +140,7 @@ def test_what_is_of_the_moment_is_no_rate() -> None:
     assert lines[2].split() == ["/web", "1.50", "0.25", "0.00", "1.00", "0.00", "0.00", "2", "0", "0", "5"]
 
 
-def test_whom_somebody_waited_for_is_a_row_each() -> None:
+def test_each_aggressor_has_a_row() -> None:
     after = ProbeReading({1: {"blame": blame({"/batch": 8_000_000, "/web": 2_000_000}, 500_000)}})
     lines = drawn(shown(ProbeReading(), after, {1: "/web"}))
     assert lines[1].split() == ["by", "cgroup", "throttled"]

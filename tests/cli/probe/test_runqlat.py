@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-import cli.probe.runqlat
+import cli.probe.commands
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.interfaces import ProbeReading
 from api.measurements import BlockIo, RunqLatency
@@ -49,10 +49,10 @@ def drawn(finished: RunqlatInterval, height: int | None = None) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-class Told:
-    """A source of waits or a probe that remembers whether the lists it was given were said to be complete."""
+class RecordingProbe:
+    """A probe that records whether the lists of cgroups were passed as complete."""
 
-    name, form = "told", "tp_btf"
+    name, form = "recording", "tp_btf"
 
     def __init__(self, seen: Any) -> None:
         self._seen = seen
@@ -70,22 +70,22 @@ class Told:
         return None
 
 
-@pytest.mark.parametrize(("paths", "whole"), [({1: "/", 7: "/a"}, True), ({44: "/", 45: "/a"}, False)])
-def test_a_part_of_the_hierarchy_is_not_said_to_be_all_of_it(
-    monkeypatch: pytest.MonkeyPatch, paths: dict[int, str], whole: bool
+@pytest.mark.parametrize(("paths", "complete"), [({1: "/", 7: "/a"}, True), ({44: "/", 45: "/a"}, False)])
+def test_a_part_of_the_hierarchy_is_not_passed_as_complete(
+    monkeypatch: pytest.MonkeyPatch, paths: dict[int, str], complete: bool
 ) -> None:
-    """The hierarchy's root is cgroup 1; a container's mount begins elsewhere, and what is outside goes on being counted."""
-    for module, seen, views in (
-        (cli.probe.runqlat, {}, read_runqlat_intervals),
-        (commands, ProbeReading(), commands.read_probe_intervals),
+    """The root cgroup has id 1; a container's mount begins elsewhere, and cgroups outside of it must stay counted."""
+    for reading, read_intervals in (
+        ({}, read_runqlat_intervals),
+        (ProbeReading(), commands.read_probe_intervals),
     ):
-        monkeypatch.setattr(module, "cgroup_paths", lambda: paths)
-        told: Any = Told(seen)
-        finished = list(views(told, 0.01, 0.015, "/"))
-        assert told.complete == [whole] * (len(finished) + 1)
+        monkeypatch.setattr(commands, "cgroup_paths", lambda: paths)
+        probe: Any = RecordingProbe(reading)
+        finished = list(read_intervals(probe, 0.01, 0.015, "/"))
+        assert probe.complete == [complete] * (len(finished) + 1)
 
 
-def test_only_what_ended_between_two_reads_is_shown_most_waited_first() -> None:
+def test_only_waits_that_ended_between_two_readings_are_shown_longest_first() -> None:
     before = {1: wait(500, s0=5), 2: wait(10_000, s3=2)}
     after = {1: wait(700, s0=7), 2: wait(10_000, s3=2), 3: wait(90_000, s6=3)}
     found = summarize_runqlat(before, after, {1: "/", 2: "/idle", 3: "/new"}, "/")
@@ -93,7 +93,7 @@ def test_only_what_ended_between_two_reads_is_shown_most_waited_first() -> None:
     assert found[0].slots[6] == 3
 
 
-def test_a_cgroup_that_started_anew_is_left_out_once() -> None:
+def test_a_recreated_cgroup_is_left_out_once() -> None:
     assert summarize_runqlat({3: wait(90_000, s6=3)}, {3: wait(100, s1=1)}, {3: "/again"}, "/") == ()
 
 
@@ -109,7 +109,7 @@ def test_cgroups_without_a_path_are_named_by_their_number_and_the_root_by_its_ow
 
 
 @pytest.mark.parametrize("probe", ["runqlat", "threads"])
-def test_a_cgroup_that_no_path_can_be_is_refused(probe: str) -> None:
+def test_a_prefix_that_no_path_can_have_is_refused(probe: str) -> None:
     done = CliRunner().invoke(cli.probe.commands.probe, [probe, "--cgroup", "ux-web"])
     assert done.exit_code == 2
     assert "--cgroup" in done.output
@@ -117,7 +117,7 @@ def test_a_cgroup_that_no_path_can_be_is_refused(probe: str) -> None:
 
 
 @pytest.mark.parametrize(("prefix", "said"), [("/web", ""), ("id 7", ""), ("/nope", "no cgroup begins with /nope; ")])
-def test_a_cgroup_that_is_not_there_yet_is_said(
+def test_a_prefix_without_a_cgroup_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], prefix: str, said: str
 ) -> None:
     monkeypatch.setattr(commands, "cgroup_paths", lambda: {1: "/", 7: "/web/a"})
@@ -141,7 +141,7 @@ def test_disks_are_called_what_the_kernel_calls_them(tmp_path: Path, monkeypatch
             ProbeReading({7: {"block_io": {"254:0": msgspec.structs.replace(idle, read_bytes=512)}}}),
         ]
     )
-    told: Any = Told(ProbeReading())
+    told: Any = RecordingProbe(ProbeReading())
     told.read = lambda _paths, *, complete: next(reads)
     (shown,) = commands.read_probe_intervals(told, 0.05, 0.01, "/")
     ((cgroup, cell),) = shown.cells

@@ -62,8 +62,8 @@ SERVICES = {
 }
 
 
-def test_there_and_back_becomes_a_chain_from_where_the_work_comes_in() -> None:
-    """Answers are as many as requests, one or two more even: they are not what leads on from outside."""
+def test_request_and_reply_become_a_chain_from_the_external_waker() -> None:
+    """Replies are as frequent as requests, or slightly more: they must not become the chain."""
     made = chains(hops(interval(SERVICES)))
     assert [(link.depth, link.name) for link in made] == [(0, "interrupt"), (1, "/ingress"), (2, "/api"), (3, "/db")]
 
@@ -85,7 +85,7 @@ def test_there_and_back_becomes_a_chain_from_where_the_work_comes_in() -> None:
         ),
     ],
 )
-def test_everybody_is_once_below_a_strong_waker(found: list[tuple[str, str, int]], lines: list[str]) -> None:
+def test_each_cgroup_is_once_below_a_strong_waker(found: list[tuple[str, str, int]], lines: list[str]) -> None:
     assert tree(*found) == lines
 
 
@@ -93,7 +93,7 @@ NAMES = st.sampled_from(["interrupt", "kernel threads", "other", "/a", "/b", "/c
 
 
 @given(st.dictionaries(st.tuples(NAMES, st.sampled_from(["/a", "/b", "/c", "/d"])), st.integers(1, 50)))
-def test_whoever_wakes_whom_each_woken_cgroup_has_one_line_and_its_waker_stands_above(
+def test_each_woken_cgroup_has_one_line_below_its_waker(
     found: dict[tuple[str, str], int],
 ) -> None:
     made = chains([WakeupHop(waker, name, times(count)) for (waker, name), count in found.items()])
@@ -108,7 +108,7 @@ def test_whoever_wakes_whom_each_woken_cgroup_has_one_line_and_its_waker_stands_
 
 def test_the_table_has_the_longest_waits_first_as_rates() -> None:
     lines = drawn(interval({2: woken({"/ingress": 200, "/api": 2}, interrupt=10, kernel_thread=6, other=4)}))
-    assert lines[0] == "wakeups, form tp_btf, 2.0 s: wakeups by waker, and the latency until the woken task runs"
+    assert lines[0] == "wakeups, form tp_btf, 2.0 s: wakeups by waker, and latency until the task runs"
     assert lines[1].split() == ["waker", "woken", "wakeups/s", "wait/s", "mean", "p50", "p99"]
     assert lines[2].split() == ["/ingress", "/api", "100", "300", "µs", "3.00", "µs", "3.00", "µs", "3.98", "µs"]
     assert [line.split("  ")[0] for line in lines[3:7]] == ["interrupt", "kernel threads", "other", "/api"]
@@ -119,7 +119,7 @@ def test_the_table_has_the_longest_waits_first_as_rates() -> None:
     ]
 
 
-def test_only_what_is_new_counts_and_what_was_made_again_is_left_out_once() -> None:
+def test_only_growth_counts_and_a_recreated_cgroup_is_left_out_once() -> None:
     before = {2: woken({"/ingress": 150, "/db": 9})}
     found = hops(interval({2: woken({"/ingress": 200, "/db": 3})}, before))
     assert [(hop.waker, hop.times.count) for hop in found] == [("/ingress", 50)]

@@ -65,7 +65,7 @@ def test_numbers_of_the_frame_can_be_computed_by_hand() -> None:
     frame = text(views[-1], views, entries, 140, 40)
     assert "3.75 of 4 busy · online 1.50 · other 0.00" in frame
     assert "2.50 of 4 lent · 2.25 used · need 1.50 · headroom 0.25" in frame
-    assert "advertised" not in frame
+    assert "reported" not in frame
     web = next(line for line in frame.splitlines() if line.startswith("default/web"))
     # 100 waits a second: the 50th of 90 in 4-8 us, and the 99th, the last of 9 in 64-128 us.
     assert web.split()[1:7] == ["shared", "1.50", "20%", "8", "64.0M", "6.22µs/128µs"]
@@ -104,12 +104,12 @@ def test_frame_never_leaves_its_terminal(size: tuple[int, int], kind: str) -> No
     assert not any(char for line in frame for char in line.plain if not char.isprintable())
 
 
-def test_what_is_advertised_is_said_where_all_of_it_fits() -> None:
+def test_the_reported_headroom_is_shown_only_if_it_fits() -> None:
     views, entries = calm()
     told = msgspec.structs.replace(views[-1], reported_headroom=Headroom(cores=12.5, reason=Reason(rule="r", text="t")))
     for width, fits in ((80, False), (140, True)):
         line = next(line for line in text(told, views, entries, width, 24).splitlines() if line.startswith("lent"))
-        assert line.endswith("headroom 0.25 · advertised 12.50" if fits else "headroom 0.25")
+        assert line.endswith("headroom 0.25 · reported 12.50" if fits else "headroom 0.25")
 
 
 def test_hostile_names_appear_as_text() -> None:
@@ -160,7 +160,7 @@ def test_only_failures_are_red() -> None:
     assert "\x1b[31m✕ psi" in colours(build_view(ill.rounds[-1]))
 
 
-def test_the_agent_that_is_away_is_named() -> None:
+def test_an_unreachable_agent_is_reported() -> None:
     frame = overview_lines(
         None, [], (), 80, 24, notice="the agent at http://127.0.0.1:9102 does not answer; retrying every second"
     )
@@ -217,7 +217,7 @@ def test_histogram_bars_stand_on_their_slots() -> None:
     assert made[0].plain.startswith("online p50 6.02 µs · p99 8.00 µs · 1,000")
 
 
-def test_gather_adds_containers_and_rounds_up() -> None:
+def test_latencies_of_containers_and_cycles_are_merged() -> None:
     views = [build_view(four_cpu_node.busy_cycle(seq)) for seq in (2, 3)]
     slots, count, mean_us = container_runq_latencies(views, is_online)
     assert count == 200
@@ -235,7 +235,7 @@ def test_wrapping_keeps_every_word_that_fits() -> None:
     assert wrap_text(sentence, 16, 2)[1].plain.endswith("…")
 
 
-def test_what_is_wrong_has_a_line_and_what_is_not_has_none() -> None:
+def test_only_problems_have_a_line() -> None:
     history, entries = calm()
     assert not list(notice_lines(history[-1]))
     short = msgspec.structs.replace(

@@ -62,11 +62,11 @@ class Terminal:
         self.process = subprocess.Popen(
             argv, stdin=other, stdout=other, stderr=other, env=environ, start_new_session=True
         )
-        self._other = other  # kept open, so that what was written can still be read when the program has ended
+        self._other = other  # open until close(), so that the output can still be read after the program has ended
         self.raw = b""
 
     def until(self, done: Callable[[str], bool], seconds: float = 30) -> str:
-        """Read until what was written satisfies a condition."""
+        """Read until the output satisfies a condition."""
         give_up = time.monotonic() + seconds
         while not done(self.text):
             ready, _, _ = select.select([self.fd], [], [], 0.2)
@@ -80,7 +80,7 @@ class Terminal:
         return ESCAPES.sub("", self.raw.decode(errors="replace"))
 
     def end(self) -> int:
-        """Wait for the program's end; its exit status. What it writes last is read, so that it never blocks."""
+        """Wait for the program's end and return its exit status; reads its output, so that it never blocks."""
         while self.process.poll() is None:
             ready, _, _ = select.select([self.fd], [], [], 0.05)
             if ready:
@@ -141,7 +141,7 @@ def test_keys_switch_between_screens_at_once(
 ) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     for key, shown in (
-        (b"2", "── run-queue interference"),
+        (b"2", "── interference"),
         (b"3", "── memory"),
         (b"4", "── threads and pressure"),
         (b"?", "── keys"),
@@ -153,7 +153,7 @@ def test_keys_switch_between_screens_at_once(
     assert terminal.end() == 0
 
 
-def test_an_agent_that_goes_away_is_named_and_asked_again(
+def test_a_stopped_agent_is_reported_and_polled_again(
     terminal: Terminal, agent: AgentServer, told: colocation_run.ColocationRun
 ) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
@@ -163,7 +163,7 @@ def test_an_agent_that_goes_away_is_named_and_asked_again(
     seen = len(terminal.raw)
     agent.start()
     agent.show(told.rounds[:5])
-    terminal.until(lambda _: b"round 5 " in terminal.raw[seen:])
+    terminal.until(lambda _: b"cycle 5 " in terminal.raw[seen:])
 
 
 def run(argv: list[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
@@ -204,7 +204,7 @@ def test_once_prints_one_frame(agent: AgentServer, told: colocation_run.Colocati
 
 
 @pytest.mark.parametrize(("view", "title"), [("memory", "memory and reclaim"), ("5", "disk and network")])
-def test_once_prints_the_view_that_is_asked_for(
+def test_once_prints_the_selected_view(
     agent: AgentServer, told: colocation_run.ColocationRun, view: str, title: str
 ) -> None:
     agent.show(told.rounds)
@@ -230,7 +230,7 @@ def test_once_without_an_agent_says_how_to_start_one() -> None:
     assert "remedy: start it with dioptase agent" in done.stderr
 
 
-def test_without_a_terminal_it_does_not_ask_for_ever() -> None:
+def test_without_a_terminal_it_gives_up_after_some_failures() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -241,34 +241,34 @@ def test_without_a_terminal_it_does_not_ask_for_ever() -> None:
 
 
 @pytest.mark.parametrize("url", ["bogus", "ftp://127.0.0.1", "http://", "http://127.0.0.1:99999", "file:///etc/passwd"])
-def test_addresses_that_cannot_be_are_refused(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     done = run(["top", "--once", "--url", url])
     assert done.returncode == 2
     assert "is not an address such as http://127.0.0.1:9102" in done.stderr
 
 
-def test_stop_and_each_end_the_view(agent: AgentServer) -> None:
+def test_stop_and_on_tick_end_the_view(agent: AgentServer) -> None:
     stop = threading.Event()
     stop.set()
     run_top(agent.url, stop=stop, console=Console(file=io.StringIO()))
     calls: list[int] = []
 
-    def each() -> bool:
+    def on_tick() -> bool:
         calls.append(1)
         return len(calls) == 3
 
-    run_top(agent.url, on_tick=each, console=Console(file=io.StringIO()))
+    run_top(agent.url, on_tick=on_tick, console=Console(file=io.StringIO()))
     assert len(calls) == 3
 
 
-def test_before_the_first_round_the_agents_own_words_are_shown(agent: AgentServer) -> None:
+def test_before_the_first_cycle_the_agents_error_is_shown(agent: AgentServer) -> None:
     watch = AgentHistory(AgentClient(agent.url))
     assert watch.poll() == []
     assert "no round has finished yet" in connection_notice(watch)
     assert "ask again in a second" in connection_notice(watch)
 
 
-def test_an_agent_that_answered_before_is_waited_for_longer(
+def test_an_agent_that_has_answered_gets_more_attempts(
     agent: AgentServer, told: colocation_run.ColocationRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be restarting."""
@@ -290,7 +290,7 @@ def test_an_agent_that_answered_before_is_waited_for_longer(
     assert len(asked) == 1 + MAX_FAILURES_AFTER_ANSWER
 
 
-def test_watch_follows_an_agent_that_began_anew(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
+def test_history_restarts_with_the_agent(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
     agent.show(told.rounds[:50])
     watch = AgentHistory(AgentClient(agent.url))
     assert len(watch.poll()) == len(told.entries)
@@ -300,7 +300,7 @@ def test_watch_follows_an_agent_that_began_anew(agent: AgentServer, told: coloca
     assert [view.seq for view in watch.history] == list(range(1, 54))
     agent.go_away()
     assert watch.poll() == []
-    assert "the numbers are of" in connection_notice(watch)
+    assert "the numbers are from" in connection_notice(watch)
     agent.journal.all = list(told.entries[:2])
     agent.start()
     agent.show(told.rounds[:4])
@@ -310,8 +310,8 @@ def test_watch_follows_an_agent_that_began_anew(agent: AgentServer, told: coloca
 
 
 @pytest.mark.parametrize("by_s", [-3600, 3600])
-def test_a_clock_that_is_set_moves_nothing(agent: AgentServer, told: colocation_run.ColocationRun, by_s: int) -> None:
-    """The round before the change is a second old after it, and five minutes of rounds stay five minutes."""
+def test_a_clock_change_does_not_affect_the_history(agent: AgentServer, told: colocation_run.ColocationRun, by_s: int) -> None:
+    """The cycle before the change is a second older than the next, and five minutes of cycles stay five minutes."""
     plain = [build_view(finished) for finished in told.rounds[170:200]]
     moved = colocation_run.with_clock_step(told, 190, by_s).rounds
     agent.show(moved[:188])
@@ -330,8 +330,8 @@ def test_a_clock_that_is_set_moves_nothing(agent: AgentServer, told: colocation_
     assert f"· {formats.integer(total)}" in drawn[0].plain
 
 
-def test_after_a_reboot_nothing_of_before_is_kept(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    """The new agent may be further on than the old one was when it was last heard; its monotonic clock is not."""
+def test_a_reboot_clears_the_history(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
+    """The sequence number of the new agent may be higher than the last one of the old agent; its monotonic clock is not."""
     agent.show(told.rounds[:10])
     watch = AgentHistory(AgentClient(agent.url))
     watch.poll()
@@ -357,8 +357,8 @@ def test_history_is_five_minutes(agent: AgentServer) -> None:
     assert watch.history[-1].seq == 331
 
 
-class Stranger(BaseHTTPRequestHandler):
-    """Some other program's answers."""
+class OtherProgram(BaseHTTPRequestHandler):
+    """Answers of another program on the agent's port."""
 
     def do_GET(self) -> None:
         status, body = {"/a": (200, b"<html>"), "/b": (200, b'{"seq": "x"}'), "/c": (500, b"oops")}.get(
@@ -370,15 +370,15 @@ class Stranger(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-        """Nothing on the tests' output."""
+        """Keep the tests' output free of request logs."""
 
 
 @pytest.mark.parametrize(
     ("prefix", "said"),
-    [("/a", "is not what an agent says"), ("/b", "is not what an agent says"), ("/c", "answers 500")],
+    [("/a", "is not a response of an agent"), ("/b", "is not a response of an agent"), ("/c", "answers 500")],
 )
-def test_somebody_else_on_the_port(prefix: str, said: str) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Stranger)
+def test_another_program_on_the_port_is_reported(prefix: str, said: str) -> None:
+    server = HTTPServer(("127.0.0.1", 0), OtherProgram)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

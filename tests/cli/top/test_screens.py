@@ -1,4 +1,4 @@
-"""The screens of `dioptase top` beside the overview, and the keys that choose them."""
+"""The screens of `dioptase top` besides the overview, and the keys that select them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def views(count: int = 40, **kinds: object) -> list[View]:
 
 
 def frame_of(seen: list[View], choice: ScreenSelection, width: int, height: int) -> list[Text]:
-    """The lines that are drawn in a terminal of that size."""
+    """Render the lines of a terminal of this size."""
     group = render(seen[-1], seen, (), (width, height), choice)
     assert isinstance(group, Group)
     return [line for line in group.renderables if isinstance(line, Text)]
@@ -46,7 +46,7 @@ def test_golden_screens(key: str, golden: Callable[[str, str], None]) -> None:
     golden(f"top-{key}-80x24.txt", "".join(f"{line}\n" for line in screen(key)))
 
 
-def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
+def test_the_interference_matrix_can_be_computed_by_hand() -> None:
     """See the table at the top of tests/builders/interference_node.py; a dot is less than 0.05 ms a second."""
     frame = screen("2", width=100)
     rows: dict[str, list[str]] = {}
@@ -75,7 +75,7 @@ def test_who_waits_on_whom_can_be_computed_by_hand() -> None:
         ({"/x": 4.0}, (6.0, 0.0, 0.0), "No cgroup waits for another one; they wait for their own tasks, or for the causes on the right."),
     ],
 )  # fmt: skip
-def test_a_neighbour_is_not_said_to_be_the_cause_where_another_one_is_larger(
+def test_the_summary_names_the_largest_cause_first(
     by: dict[str, float], apart: tuple[float, float, float], said: str
 ) -> None:
     victim = BlameRow("/x")
@@ -84,8 +84,8 @@ def test_a_neighbour_is_not_said_to_be_the_cause_where_another_one_is_larger(
 
 
 @pytest.mark.parametrize("by_ms", [-3_600_000, 3_600_000])
-def test_a_clock_that_is_set_leaves_who_waits_on_whom(by_ms: int) -> None:
-    """Half of the half minute that is averaged was told by another clock; every wait of it counts."""
+def test_a_clock_change_does_not_affect_the_interference_matrix(by_ms: int) -> None:
+    """Half of the averaged 30 s has timestamps of another clock; all of its waits count."""
     seen = views(40, waves=True)
     moved = [
         msgspec.structs.replace(view, wall_time_ms=view.wall_time_ms + by_ms) if view.seq > 25 else view
@@ -110,14 +110,14 @@ def test_the_table_is_sorted_as_chosen() -> None:
     assert order(SORT_BY_NAME) == ["/system.slice/build", "lab/batch", "shop/web"]
 
 
-def test_memory_says_what_can_be_promised_to_batch_work() -> None:
+def test_memory_shows_the_headroom_for_batch_work() -> None:
     seen = views()
-    assert "can be promised" not in "\n".join(screen("3", seen=seen)), "nothing was advised"
+    assert "GiB headroom" not in "\n".join(screen("3", seen=seen)), "nothing was advised"
     seen[-1] = msgspec.structs.replace(seen[-1], memory=RICH_MEMORY)
-    assert "batch   3.00 GiB can be promised · no_risk: 4 GiB are free." in "\n".join(screen("3", seen=seen))
+    assert "batch   3.00 GiB headroom · no_risk: 4 GiB are free." in "\n".join(screen("3", seen=seen))
 
 
-def test_memory_says_what_is_short_and_who_was_killed() -> None:
+def test_memory_shows_shortage_and_killed_processes() -> None:
     frame = "\n".join(screen("3", width=120))
     assert "2.00 GiB of 8.00 GiB available" in frame
     assert "direct reclaim 82.0 ms/s · at limits 200 ms/s · stalled some 12 % · all 3.0 %" in frame
@@ -135,7 +135,7 @@ def test_a_value_that_is_read_rarely_stays_on_the_screen() -> None:
     seen = views(6)
     stripped = [
         view if i == 2 else _without_refaults(view) for i, view in enumerate(seen)
-    ]  # the file was read in the third round alone
+    ]  # only the third cycle read the file
     batch = next(line for line in screen("3", width=120, seen=stripped) if line.startswith("lab/batch"))
     assert "40" in batch.split()
 
@@ -164,7 +164,7 @@ def test_disk_and_network() -> None:
     assert web.split()[1:] == ["1.00M", "0B", "4.08ms", "0.5%", "2.00M", "1.00M", "3.0"]
 
 
-def test_a_source_that_blames_nobody_is_said() -> None:
+def test_missing_blame_is_reported() -> None:
     told = [build_view(four_cpu_node.busy_cycle(seq)) for seq in range(1, 6)]
     assert any("The aggressors are unknown" in line for line in screen("2", seen=told))
 
@@ -191,10 +191,10 @@ def test_no_screen_leaves_its_terminal(size: tuple[int, int], key: str, kind: st
     assert not any(char for line in frame for char in line.plain if not char.isprintable())
 
 
-def test_without_pods_the_overview_shows_who_runs_and_waits() -> None:
+def test_without_pods_the_overview_lists_running_and_waiting_cgroups() -> None:
     frame = screen("1", seen=views(pods=()), width=100, height=30)
     assert any(line.startswith("/batch") for line in frame)
-    assert any("No pods are listed: every cgroup is watched" in line for line in frame)
+    assert any("No pods are listed: the agent watches every cgroup" in line for line in frame)
     assert any("all p50" in line and "slowest p50" in line for line in frame)
 
 
