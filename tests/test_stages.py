@@ -69,13 +69,13 @@ def test_the_tests_of_a_guest_are_counted(
 
 FAILED = "<testsuites><testsuite tests='9' failures='{count}'>{cases}</testsuite></testsuites>"
 CASE = "<testcase classname='tests.test_stages' name='test_{number}'><failure/></testcase>"
-ONE = "<testsuites><testsuite tests='1' {failed}/></testsuites>"
+ONE_TEST = "<testsuites><testsuite tests='1' {failed}/></testsuites>"
 
 
 def test_a_guest_that_was_lost_is_not_excused_by_what_passes_later(stages: ModuleType) -> None:
     """It left a report with one failure, and then it panicked."""
     report = FAILED.format(count=1, cases=CASE.format(number=0))
-    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=125, again=ONE.format(failed=""))]
+    stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=125, again=ONE_TEST.format(failed=""))]
     stages.STAGES["one"] = ("a guest", [stages.GUEST])
     result = stages.run_stage("one")
     assert (result.ok, result.unsteady, result.failed) == (False, (), 1)
@@ -84,8 +84,8 @@ def test_a_guest_that_was_lost_is_not_excused_by_what_passes_later(stages: Modul
 @pytest.mark.parametrize(
     ("failing", "second", "ok", "unsteady"),
     [
-        (1, ONE.format(failed=""), True, ("tests/test_stages.py::test_0",)),
-        (1, ONE.format(failed="skipped='1'"), False, ()),
+        (1, ONE_TEST.format(failed=""), True, ("tests/test_stages.py::test_0",)),
+        (1, ONE_TEST.format(failed="skipped='1'"), False, ()),
         (1, SUITE.format(tests=2, failures=0, errors=0), False, ()),  # not what was asked for
         (1, "", False, ()),
         (4, SUITE.format(tests=4, failures=0, errors=0).replace("'1'", "'0'"), False, ()),  # too many
@@ -136,14 +136,17 @@ def test_every_mark_has_its_stage(stages: ModuleType) -> None:
     marks = {line.split(":")[0] for line in settings["markers"]}
     commands = [command for _, listed in stages.STAGES.values() for command in listed]
     selected = {command[-1] for command in commands if command[: len(stages.PYTEST)] == stages.PYTEST}
-    (left_out,) = (one for one in selected if one.startswith("not ("))
+    (left_out,) = (item for item in selected if item.startswith("not ("))
     assert set(left_out.removeprefix("not (").removesuffix(")").split(" or ")) == marks - {"forms", "long"}
     # Two stages divide what needs this kernel, and leave what the third has, so that nothing runs twice in one of all.
-    assert {one for one in selected if "kernel" in one} - {left_out} == {
+    assert {result for result in selected if "kernel" in result} - {left_out} == {
         "kernel and not live and not forms",
         "kernel and not live and forms",
     }
-    assert {one for one in selected if "cluster" in one} - {left_out} == {"cluster and not long", "cluster and long"}
+    assert {value for value in selected if "cluster" in value} - {left_out} == {
+        "cluster and not long",
+        "cluster and long",
+    }
     booted = [command for command in commands if command[: len(stages.GUEST)] == stages.GUEST]
     assert (
         marks - selected - {"kernel", "forms", "cluster", "long"} == set(BOOTS) == {command[-1] for command in booted}
@@ -157,8 +160,8 @@ def test_the_cluster_is_part_of_all(stages: ModuleType) -> None:
         "format", "types", "contracts", "unit", "vm-host", "vm-6.1", "vm-6.12", "vm-four",
         "cluster", "kernel", "prometheus", "browser", "live",
     ]  # fmt: skip
-    said = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert {"deploy/install-packages cluster", "deploy/install-packages image"} <= set(said.splitlines())
+    output = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert {"deploy/install-packages cluster", "deploy/install-packages image"} <= set(output.splitlines())
 
 
 WORK = """
@@ -172,7 +175,7 @@ sys.exit({status})
 """
 
 
-def begun(stages: ModuleType, folder: Path, done: str, status: int = 0) -> tuple[Any, int]:
+def start_ahead(stages: ModuleType, folder: Path, done: str, status: int = 0) -> tuple[Any, int]:
     """Work ahead, and the process that it has started."""
     stages.ROOT = folder
     ahead = stages.Ahead([sys.executable, "-c", WORK.format(done=done, status=status)])
@@ -186,7 +189,7 @@ def test_what_is_done_ahead_gives_way_until_it_is_waited_for(
     stages: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], status: int, ok: bool
 ) -> None:
     """Then it has its share, with all that it has started, and what it said is shown."""
-    ahead, child = begun(stages, tmp_path, "os.sched_getscheduler(child.pid) == os.SCHED_OTHER", status)
+    ahead, child = start_ahead(stages, tmp_path, "os.sched_getscheduler(child.pid) == os.SCHED_OTHER", status)
     assert os.sched_getscheduler(child) == os.SCHED_IDLE
     stages.STAGES["one"] = ("a build", [stages.BUILD])
     # It ends only once its child has been given its share.
@@ -197,6 +200,6 @@ def test_what_is_done_ahead_gives_way_until_it_is_waited_for(
 
 
 def test_what_is_done_ahead_ends_with_all_that_it_has_started(stages: ModuleType, tmp_path: Path) -> None:
-    ahead, child = begun(stages, tmp_path, "False")
+    ahead, child = start_ahead(stages, tmp_path, "False")
     ahead.end()
     wait("the end of its child", lambda: started(child) == "")

@@ -319,7 +319,7 @@ def full_snapshot(snapshot: Snapshot) -> Snapshot:
 
 def full_policy_result(finished: Cycle) -> Cycle:
     """The round with something of everything that policies can say."""
-    said = msgspec.structs.replace(
+    changed = msgspec.structs.replace(
         finished.advice or advice(),
         cpu=RICH_CPU,
         rejected=RICH_REJECTED,
@@ -329,7 +329,7 @@ def full_policy_result(finished: Cycle) -> Cycle:
     )
     return msgspec.structs.replace(
         finished,
-        advice=said,
+        advice=changed,
         memory=RICH_MEMORY,
         shadow=RICH_SHADOW,
         evictions=RICH_EVICTIONS,

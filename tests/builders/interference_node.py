@@ -100,7 +100,7 @@ def cgroup(path: str, number: int, seconds: float, like: str) -> CgroupSample:
         wait=durations(waited_ms * MS * seconds, WAIT_NS[like]),
         throttles=durations(throttled * MS * seconds, 15 * MS) if throttled else None,
         blame=Blame(
-            by_cgroup={culprit: int(ms * MS * seconds) for culprit, ms in by.items()},
+            by_cgroup={aggressor: int(ms * MS * seconds) for aggressor, ms in by.items()},
             throttled_ns=int(throttled * MS * seconds),
             higher_class_ns=int(higher * MS * seconds),
             other_ns=int(other * MS * seconds),
@@ -181,9 +181,9 @@ def interference_cycles(
     count: int = 60, *, pods: tuple[Pod, ...] = PODS, more: int = 0, hostile: bool = False, waves: bool = False
 ) -> tuple[Cycle, ...]:
     """So many rounds of an agent that only watches, a second apart; `more` cgroups of no pod run beside them."""
-    made: list[Cycle] = []
+    cycles: list[Cycle] = []
     for t in range(count):
-        seen = snapshot(t, pods, more, hostile, waves)
-        before = made[-1].snapshot if made else None
-        made.append(Cycle(snapshot=seen, previous=before, act=ActMode.OFF, trigger="tick", duration_ns=6_300_000))
-    return tuple(made)
+        observed = snapshot(t, pods, more, hostile, waves)
+        before = cycles[-1].snapshot if cycles else None
+        cycles.append(Cycle(snapshot=observed, previous=before, act=ActMode.OFF, trigger="tick", duration_ns=6_300_000))
+    return tuple(cycles)

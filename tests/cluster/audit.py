@@ -31,7 +31,7 @@ class AuditedRequest(NamedTuple):
 class Entry(NamedTuple):
     """One request, and what came of it."""
 
-    asked: AuditedRequest
+    request: AuditedRequest
     status: int
     path: str
 
@@ -47,9 +47,9 @@ def entries(folder: Path, account: str) -> Iterator[Entry]:
     """Requests of one account, `namespace/name`, in the order in which they were answered; watches when they begin."""
     user = f"system:serviceaccount:{account.replace('/', ':')}"
     for line in (folder / "audit.log").read_text().splitlines():
-        said = json.loads(line)
-        about = said.get("objectRef")
-        if said["user"]["username"] == user and about is not None:
+        document = json.loads(line)
+        about = document.get("objectRef")
+        if document["user"]["username"] == user and about is not None:
             resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
-            asked = AuditedRequest(about.get("apiGroup", ""), resource, said["verb"])
-            yield Entry(asked, said["responseStatus"]["code"], said["requestURI"])
+            request = AuditedRequest(about.get("apiGroup", ""), resource, document["verb"])
+            yield Entry(request, document["responseStatus"]["code"], document["requestURI"])

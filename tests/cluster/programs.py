@@ -94,7 +94,7 @@ class Agent(Program):
 
     def troubles(self) -> dict[str, str]:
         """By source, what is wrong with it; those that are well are not there."""
-        return {one["name"]: one["error"] for one in self.view()["sources"] if not one["ok"]}
+        return {item["name"]: item["error"] for item in self.view()["sources"] if not item["ok"]}
 
 
 class Controller(Program):

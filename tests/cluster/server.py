@@ -42,10 +42,10 @@ class Server:
             str(self._address.hostname), self._address.port, context=self._context, timeout=seconds * PATIENCE
         )
         try:
-            said = None if body is None else json.dumps(body)
+            result = None if body is None else json.dumps(body)
             headers = {"Content-Type": kind, "Accept": "application/json, */*"}
             headers |= {"Impersonate-User": user} if user else {}
-            connection.request(method, path, said, headers)
+            connection.request(method, path, result, headers)
             answer = connection.getresponse()
             content = answer.read().decode()
             if answer.status >= 300:

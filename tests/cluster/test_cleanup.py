@@ -110,12 +110,12 @@ def traces(number: int) -> list[str]:
     """Whatever there is of a cluster on this machine."""
     names = Names(number)
     run = f"{names.run}/"
-    found = [str(path) for path in cgroups.mine(names)]
-    found += [str(path) for path in SPACES.glob(f"dioptase-{number}-*")] if SPACES.exists() else []
-    found += [
+    results = [str(path) for path in cgroups.mine(names)]
+    results += [str(path) for path in SPACES.glob(f"dioptase-{number}-*")] if SPACES.exists() else []
+    results += [
         path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith((names.bridge, f"dio{number}"))
     ]
-    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if run in line]
+    results += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if run in line]
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -123,8 +123,8 @@ def traces(number: int) -> list[str]:
         except OSError:
             continue
         if run in words or run in mounts or "987654" in words.split():
-            found.append(f"{process.name}: {words}")
-    return found + [str(names.run)] * names.run.exists()
+            results.append(f"{process.name}: {words}")
+    return results + [str(names.run)] * names.run.exists()
 
 
 def owned(pid: int) -> set[int]:

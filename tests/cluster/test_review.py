@@ -41,20 +41,20 @@ def account(server: Server, namespace: str, name: str, paths: list[str]) -> str:
 async def test_an_account_may_what_its_roles_say(client: KubeClient, server: Server, namespace: str) -> None:
     scraper = account(server, namespace, "scraper", ["/metrics"])
     viewer = account(server, namespace, "viewer", ["/metrics", "/dioptase/*"])
-    nobody = account(server, namespace, "nobody", [])
+    no_match = account(server, namespace, "nobody", [])
     expected = {
         (scraper, "/metrics"): True,
         (scraper, authorization_path("/api/v1/view")): False,
         (viewer, authorization_path("/api/v1/view")): True,
         (viewer, authorization_path("/")): True,
         # Whom nobody gave any right has this one, by the cluster's own role for discovery.
-        (nobody, "/api/v1/view"): True,
-        (nobody, authorization_path("/api/v1/view")): False,
-        (nobody, "/metrics"): False,
+        (no_match, "/api/v1/view"): True,
+        (no_match, authorization_path("/api/v1/view")): False,
+        (no_match, "/metrics"): False,
         ("eyJhbGciOiJSUzI1NiJ9.e30.c2ln", "/metrics"): None,
         ("garbage", "/metrics"): None,
     }
-    assert {asked: await review_token(client, *asked) for asked in expected} == expected
+    assert {request: await review_token(client, *request) for request in expected} == expected
 
 
 @pytest.mark.long

@@ -77,9 +77,9 @@ class Agent:
     def url(self) -> str:
         """Where it serves, once it said so."""
         eventually(f"the agent serves: {self.log}", lambda: "page, API and metrics on" in self.log)
-        found = re.search(r"http://\S+", self.log)
-        assert found
-        return found[0]
+        result = re.search(r"http://\S+", self.log)
+        assert result
+        return result[0]
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S / 4) as answer:
@@ -87,17 +87,17 @@ class Agent:
 
     def view(self) -> dict[str, Any]:
         """The latest round; waits for the second one, so that rates are there."""
-        seen: dict[str, Any] = {}
+        observed: dict[str, Any] = {}
 
         def ready() -> bool:
             try:
-                seen.update(json.loads(self.get("/api/v1/view")))
+                observed.update(json.loads(self.get("/api/v1/view")))
             except OSError:
                 return False
-            return int(seen["seq"]) >= 2
+            return int(observed["seq"]) >= 2
 
         eventually(f"a second round: {self.log}", ready)
-        return seen
+        return observed
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status."""

@@ -22,8 +22,8 @@ MIB = 1 << 20
 @pytest.fixture
 def root() -> Iterator[TestCgroup]:
     """Where reclaimed pods are kept together."""
-    with cgroup(require_writable_cgroups(), "wishes") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "wishes") as created:
+        yield created
 
 
 @pytest.fixture

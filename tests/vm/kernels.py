@@ -53,7 +53,7 @@ def obtain(series: str, cache: Path = CACHE) -> Kernel:
         if version is None or not (cache / version / "vmlinux").exists():
             # What yesterday's lists name may be gone from the archive; and a new machine has no lists.
             if os.geteuid() == 0:
-                asked(["apt-get", "update", "-q"])
+                run_program(["apt-get", "update", "-q"])
             version = _newest(series)
         if version is None:
             raise Missing(
@@ -77,18 +77,18 @@ def fill(directory: Path, version: str) -> None:
         shutil.rmtree(left, ignore_errors=True)
     try:
         part.mkdir()
-        asked(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", f"linux-image-{version}"], part)
+        run_program(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", f"linux-image-{version}"], part)
         (package,) = part.glob("*.deb")
-        asked(["dpkg", "-x", str(package), str(part)])
+        run_program(["dpkg", "-x", str(package), str(part)])
         package.unlink()
-        asked(["depmod", "-b", str(part), version])
+        run_program(["depmod", "-b", str(part), version])
         (part / "vmlinux").write_bytes(uncompressed((part / "boot" / f"vmlinuz-{version}").read_bytes()))
         part.rename(directory)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def asked(command: Sequence[str], directory: Path | None = None) -> str:
+def run_program(command: Sequence[str], directory: Path | None = None) -> str:
     """What a program prints, in English. Raises Missing with what it complained of, or if it is not installed."""
     try:
         done = subprocess.run(
@@ -103,13 +103,13 @@ def asked(command: Sequence[str], directory: Path | None = None) -> str:
 
 def newest_of(shown: str) -> str | None:
     """The version that a metapackage depends on, as `apt-cache depends` shows it; None if it shows none."""
-    found = re.search(r"Depends: linux-image-(\d\S+)", shown)
-    return None if found is None else found[1]
+    result = re.search(r"Depends: linux-image-(\d\S+)", shown)
+    return None if result is None else result[1]
 
 
 def _newest(series: str) -> str | None:
     try:
-        return newest_of(asked(["apt-cache", "depends", METAPACKAGES[series]]))
+        return newest_of(run_program(["apt-cache", "depends", METAPACKAGES[series]]))
     except Missing:
         return None
 
@@ -120,12 +120,12 @@ def uncompressed(image: bytes) -> bytes:
     Raises ValueError where there is none, or not all of it.
     """
     try:
-        found = _payload(image)
+        result = _payload(image)
     except (IndexError, struct.error, lzma.LZMAError, zlib.error, EOFError) as error:
         raise ValueError(f"the kernel image is damaged: {error}") from error
-    if not found.startswith(_ELF):
+    if not result.startswith(_ELF):
         raise ValueError("the payload of the kernel image is no ELF file")
-    return found
+    return result
 
 
 def _payload(image: bytes) -> bytes:

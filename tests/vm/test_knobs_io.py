@@ -46,8 +46,8 @@ COST = {
 @pytest.fixture
 def pair() -> Iterator[tuple[TestCgroup, TestCgroup]]:
     with ExitStack() as stack:
-        one, other = (stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in ("one", "other"))
-        yield one, other
+        item, other = (stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in ("one", "other"))
+        yield item, other
 
 
 @pytest.fixture

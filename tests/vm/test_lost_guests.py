@@ -76,5 +76,5 @@ def test_who_is_killed_leaves_no_machine_behind(tmp_path: Path) -> None:
 
 def children(pid: int) -> list[tuple[int, str]]:
     """Process ids and names of a process' children."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [(int(child), Path(f"/proc/{child}/comm").read_text().strip()) for child in found]
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [(int(child), Path(f"/proc/{child}/comm").read_text().strip()) for child in text]

@@ -122,18 +122,18 @@ def test_what_one_sends_the_other_receives_in_every_form(programs: Programs, hie
     """Bytes and segments of a connection over loopback, and datagrams there and back. What a slow machine takes for lost is
     sent again, and the kernel counts it too."""
     probes, retransmits = programs("sockets"), snmp("Tcp", "RetransSegs")
-    with cgroup(hierarchy, "sends") as one, cgroup(hierarchy, "receives") as other:
+    with cgroup(hierarchy, "sends") as item, cgroup(hierarchy, "receives") as other:
         server = started_in(other, SERVER)
-        client = started_in(one, CLIENT, line(server), str(BYTES))
+        client = started_in(item, CLIENT, line(server), str(BYTES))
         with ending(client, server):
             assert line(server) == str(BYTES)
         echo = started_in(other, ECHO, str(DATAGRAMS))
-        ping = started_in(one, PING, line(echo), str(DATAGRAMS))
+        ping = started_in(item, PING, line(echo), str(DATAGRAMS))
         with ending(ping, echo):
             pass
-        seen = {form: probe.read({}).cgroups for form, probe in probes.items()}
+        observed = {form: probe.read({}).cgroups for form, probe in probes.items()}
         sent, received = (
-            same({form: found[group.id]["net"] for form, found in seen.items()}) for group in (one, other)
+            same({form: result[group.id]["net"] for form, result in observed.items()}) for group in (item, other)
         )
         retransmits = snmp("Tcp", "RetransSegs") - retransmits
     assert isinstance(sent, SocketTraffic)
@@ -189,9 +189,11 @@ def test_each_byte_there_and_back_is_a_wakeup_each_way(programs: Programs, hiera
         client.process.stdin.flush()
         assert client.process.stdout.readline() == b"done\n"
         slept = (client.slept() - slept[0], server.slept() - slept[1])
-        found = {form: probe.read(live).cgroups for form, probe in probes.items()}
-        wakeups = {form: (seen[asks.id]["wakeups"], seen[answers.id]["wakeups"]) for form, seen in found.items()}
-    counts = same({form: (counted(asked, answers), counted(told, asks)) for form, (asked, told) in wakeups.items()})
+        result = {form: probe.read(live).cgroups for form, probe in probes.items()}
+        wakeups = {
+            form: (observed[asks.id]["wakeups"], observed[answers.id]["wakeups"]) for form, observed in result.items()
+        }
+    counts = same({form: (counted(wakeup, answers), counted(text, asks)) for form, (wakeup, text) in wakeups.items()})
     assert slept[0] >= 2 * TURNS * 0.96, "each turn is two sleeps of whoever asks"
     assert counts == pytest.approx((TURNS, TURNS), rel=0.04)
 

@@ -32,13 +32,13 @@ from tests.builders.full_node import MEMORY_PLUGIN, RICH_EVICTIONS, RICH_KILLS
 CALM = EvictionResult(thresholds=RICH_EVICTIONS.thresholds[1:2])
 
 
-def told(seq: int, found: EvictionResult | None) -> Cycle:
-    kills = RICH_KILLS if found is RICH_EVICTIONS else ()
-    return msgspec.structs.replace(busy_cycle(seq), evictions=found, kills=kills)
+def cycle_with(seq: int, result: EvictionResult | None) -> Cycle:
+    kills = RICH_KILLS if result is RICH_EVICTIONS else ()
+    return msgspec.structs.replace(busy_cycle(seq), evictions=result, kills=kills)
 
 
 def test_top_has_one_line_while_a_threshold_is_met() -> None:
-    view = build_view(told(5, RICH_EVICTIONS))
+    view = build_view(cycle_with(5, RICH_EVICTIONS))
     (line,) = notice_lines(view)
     assert line.plain == (
         f"✕ evictions: terminating: default/batch · default/needed is to be evicted, blocked (budget) · "
@@ -50,17 +50,17 @@ def test_top_has_one_line_while_a_threshold_is_met() -> None:
     assert all(len(row) <= 80 for row in shown)
 
 
-@pytest.mark.parametrize("found", [None, CALM])
-def test_top_has_no_line_while_no_threshold_is_met(found: EvictionResult | None) -> None:
-    assert list(notice_lines(build_view(told(5, found)))) == []
+@pytest.mark.parametrize("result", [None, CALM])
+def test_top_has_no_line_while_no_threshold_is_met(result: EvictionResult | None) -> None:
+    assert list(notice_lines(build_view(cycle_with(5, result)))) == []
 
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[AgentServer]:
-    made = AgentServer()
-    made.show([told(1, RICH_EVICTIONS), told(2, CALM)])
-    yield made
-    made.close()
+    server = AgentServer()
+    server.show([cycle_with(1, RICH_EVICTIONS), cycle_with(2, CALM)])
+    yield server
+    server.close()
 
 
 def explained(agent: AgentServer, *target: str) -> tuple[int, str]:
@@ -69,15 +69,15 @@ def explained(agent: AgentServer, *target: str) -> tuple[int, str]:
 
 
 def test_a_pod_is_explained_by_its_evictions(agent: AgentServer) -> None:
-    code, told = explained(agent, "default/batch")
+    code, text = explained(agent, "default/batch")
     assert code == 0
-    assert "Evictions of default/batch evictions #3," in told
-    assert f"it is evicted, with 1 s of grace period, by {MEMORY_PLUGIN}" in told
-    assert "#1, " in told
-    assert "EvictCreated: Successfully create eviction; reason: x" in told
-    assert "because plugin met threshold: 64.0 MiB are free rule hard_threshold_met, threshold 100,663,296" in told
-    assert f"inputs free_bytes {64 << 20:,} (from files of the node, up to 5 s old)" in told
-    assert "default/stuck" not in told
+    assert "Evictions of default/batch evictions #3," in text
+    assert f"it is evicted, with 1 s of grace period, by {MEMORY_PLUGIN}" in text
+    assert "#1, " in text
+    assert "EvictCreated: Successfully create eviction; reason: x" in text
+    assert "because plugin met threshold: 64.0 MiB are free rule hard_threshold_met, threshold 100,663,296" in text
+    assert f"inputs free_bytes {64 << 20:,} (from files of the node, up to 5 s old)" in text
+    assert "default/stuck" not in text
 
 
 def test_the_reason_of_an_eviction_is_printed_once() -> None:
@@ -91,12 +91,12 @@ def test_the_reason_of_an_eviction_is_printed_once() -> None:
         *(EvictionEntry(seq=n, wall_time_ns=0, cycle_seq=2, kill=kill) for n, kill in enumerate(reversed(kills), 2)),
         victim,
     )
-    told = list(eviction_text(EvictionHistory(pod="default/batch", terminating=False, entries=entries), 10**9))
-    assert [content.partition("ago: ")[2] for _, content in told[1:3]] == [
+    result = list(eviction_text(EvictionHistory(pod="default/batch", terminating=False, entries=entries), 10**9))
+    assert [content.partition("ago: ")[2] for _, content in result[1:3]] == [
         "EvictSucceeded: it is gone",
         "EvictCreated: created",
     ]
-    assert "\n".join(content for _, content in told).count(text) == 1
+    assert "\n".join(content for _, content in result).count(text) == 1
 
 
 def test_bytes_of_a_threshold_have_their_unit() -> None:
@@ -114,28 +114,29 @@ def test_a_dry_run_victim_is_marked(agent: AgentServer) -> None:
 
 
 def test_a_plugin_is_explained_by_its_thresholds(agent: AgentServer) -> None:
-    code, told = explained(agent, MEMORY_PLUGIN)
+    code, text = explained(agent, MEMORY_PLUGIN)
     assert code == 0
-    assert f"{MEMORY_PLUGIN}: not evaluated scope SystemMemory psi because memory pressure is not known" in told
-    assert "Evictions of default/batch" in told
+    assert f"{MEMORY_PLUGIN}: not evaluated scope SystemMemory psi because memory pressure is not known" in text
+    assert "Evictions of default/batch" in text
 
 
 def test_a_threshold_is_explained_by_its_rule_and_inputs() -> None:
-    inputs = {"requested": 12.0, "promised": 2.0, "factor": 5.0, "pods": 3}
+    headroom_input = "promised"
+    inputs = {"requested": 12.0, headroom_input: 2.0, "factor": 5.0, "pods": 3}
     why = Reason(rule="hard_threshold_met", text="12 are requested.", threshold=10.0, inputs=inputs)
     threshold = EvictionThreshold(plugin="p", met=ThresholdMet.HARD, scope="cpu", value=10.0, observed=12.0, reason=why)
-    view = build_view(told(5, EvictionResult(thresholds=(threshold,)))).evictions
+    view = build_view(cycle_with(5, EvictionResult(thresholds=(threshold,)))).evictions
     assert view is not None
     assert list(threshold_text(view.thresholds[0]))[3:] == [
         ("because", "12 are requested."),
         ("rule", "hard_threshold_met, threshold 10"),
         ("inputs", "requested 12 (from pods)"),
-        ("", "promised 2 (from the reported headroom)"),
+        ("", f"{headroom_input} 2 (from the reported headroom)"),
         ("", "factor 5 (from the settings)"),
         ("", "pods 3 (from pods)"),
     ]
 
 
 def test_an_unknown_target_lists_the_plugins(agent: AgentServer) -> None:
-    code, told = explained(agent, "nobody")
-    assert (code, f"plugins {MEMORY_PLUGIN}" in told) == (1, True)
+    code, text = explained(agent, "nobody")
+    assert (code, f"plugins {MEMORY_PLUGIN}" in text) == (1, True)

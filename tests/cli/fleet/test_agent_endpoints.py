@@ -17,17 +17,17 @@ from cli.fleet.agent_endpoints import (
 
 
 def pod(name: str = "agent-1", node: str = "n1", **other: object) -> FleetPod:
-    said = {
+    text = {
         "metadata": {"name": name, "namespace": "dioptase"},
         "spec": {"nodeName": node, "containers": [{"name": "agent", "image": "dioptase:1"}]},
         "status": {"phase": "Running", "containerStatuses": [{"ready": True, "restartCount": 2}]},
     }
     for key, value in other.items():
-        part = said[key]
+        part = text[key]
         assert isinstance(part, dict)
         assert isinstance(value, dict)
         part.update(value)
-    return msgspec.json.decode(msgspec.json.encode(said), type=FleetPod)
+    return msgspec.json.decode(msgspec.json.encode(text), type=FleetPod)
 
 
 def container(**fields: object) -> dict[str, object]:
@@ -59,7 +59,9 @@ PORTS = [{"name": "web", "containerPort": 9443}, {"name": "other", "containerPor
         (container(readinessProbe={"exec": {"command": ["true"]}}), ("http", 9102)),
     ],
 )
-def test_the_address_of_an_agent_is_that_of_its_health_probe(spec: dict[str, object], expected: tuple[str, int]) -> None:
+def test_the_address_of_an_agent_is_that_of_its_health_probe(
+    spec: dict[str, object], expected: tuple[str, int]
+) -> None:
     assert agent_address(pod(spec=spec)) == expected
 
 
@@ -71,28 +73,28 @@ def test_the_proxy_path_has_the_scheme_only_for_tls() -> None:
 
 
 def test_every_node_is_a_member_with_or_without_an_agent() -> None:
-    found = find_agent_endpoints([node("n2"), node("n1")], [pod()])
-    assert [(one.node, one.pod, one.problem, one.allocatable_cpu) for one in found] == [
+    endpoints = find_agent_endpoints([node("n2"), node("n1")], [pod()])
+    assert [(endpoint.node, endpoint.pod, endpoint.problem, endpoint.allocatable_cpu) for endpoint in endpoints] == [
         ("n1", "agent-1", "", "3920m"),
         ("n2", "", "no agent runs here", "3920m"),
     ]
-    assert (found[0].image, found[0].restarts) == ("dioptase:1", 2)
+    assert (endpoints[0].image, endpoints[0].restarts) == ("dioptase:1", 2)
 
 
 def test_without_the_right_to_list_nodes_those_of_agents_are_used() -> None:
-    found = find_agent_endpoints(None, [pod(), pod("agent-2", "n2"), pod("agent-3", "")])
-    assert [(one.node, one.allocatable_cpu) for one in found] == [("n1", ""), ("n2", "")]
+    endpoints = find_agent_endpoints(None, [pod(), pod("agent-2", "n2"), pod("agent-3", "")])
+    assert [(endpoint.node, endpoint.allocatable_cpu) for endpoint in endpoints] == [("n1", ""), ("n2", "")]
 
 
 def test_only_the_selected_nodes() -> None:
-    assert [one.node for one in find_agent_endpoints([node("n1"), node("n2")], [], ["n2", "n3"])] == ["n2"]
+    assert [endpoint.node for endpoint in find_agent_endpoints([node("n1"), node("n2")], [], ["n2", "n3"])] == ["n2"]
 
 
 def test_while_an_agent_is_replaced_the_one_that_stays_answers() -> None:
     leaving = pod("old", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
     starting = pod("new", status={"phase": "Pending", "containerStatuses": []})
-    (one,) = find_agent_endpoints(None, [leaving, starting])
-    assert (one.pod, one.problem) == ("new", "its agent new does not run: Pending")
+    (item,) = find_agent_endpoints(None, [leaving, starting])
+    assert (item.pod, item.problem) == ("new", "its agent new does not run: Pending")
 
 
 DESCRIBE = "kubectl describe pod -n dioptase agent-1"
@@ -148,8 +150,8 @@ def crashed(reason: str, message: str) -> dict[str, object]:
     ],
 )
 def test_a_pod_that_does_not_run_says_why(status: dict[str, object], problem: str, remedy: str) -> None:
-    (one,) = find_agent_endpoints(None, [pod(status=status)])
-    assert (one.problem, one.remedy) == (problem, remedy)
+    (item,) = find_agent_endpoints(None, [pod(status=status)])
+    assert (item.problem, item.remedy) == (problem, remedy)
 
 
 def test_a_termination_message_is_limited_to_one_line() -> None:

@@ -26,8 +26,8 @@ async def test_many_responses_have_a_lower_limit_than_one() -> None:
     quiet, talkative = (AgentEndpoint(node=name, namespace="d", pod=name) for name in ("quiet", "talkative"))
     async with asking(agent) as client:
         proxy = AgentProxy(client, "reader")
-        one, other = await proxy.request_all([quiet, talkative], "/api/v1/view", str)
-        assert (one.problem, len(one.answer or "")) == ("", LETTERS)
+        item, other = await proxy.request_all([quiet, talkative], "/api/v1/view", str)
+        assert (item.problem, len(item.answer or "")) == ("", LETTERS)
         assert other.answer is None
         assert "more than 16777216 bytes" in other.problem + other.remedy
         assert len((await proxy.request_one(talkative, "/api/v1/snapshot", str)).answer or "") == LETTERS + 1

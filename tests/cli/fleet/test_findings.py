@@ -20,15 +20,15 @@ def health(node: str, *failed: FailedSource, restarts: int = 0) -> AgentReply[He
     return AgentReply(AgentEndpoint(node=node, restarts=restarts), HealthStatus(0.1, failed, ()))
 
 
-def found(node: str, *checks: DoctorCheck, version: str = "1.0") -> AgentReply[DoctorReport]:
+def report(node: str, *checks: DoctorCheck, version: str = "1.0") -> AgentReply[DoctorReport]:
     return AgentReply(AgentEndpoint(node=node), DoctorReport(version=version, checks=checks))
 
 
-def pods(*said: dict[str, object]) -> list[FleetPod]:
-    return [msgspec.convert(one, FleetPod) for one in said]
+def pods(*text: dict[str, object]) -> list[FleetPod]:
+    return [msgspec.convert(item, FleetPod) for item in text]
 
 
-def told(
+def node_rows(
     healths: list[AgentReply[HealthStatus]], checks: list[AgentReply[DoctorReport]]
 ) -> list[tuple[str, bool, tuple[str, ...]]]:
     rows = fleet_findings(healths, checks, pods(READY), "")
@@ -39,9 +39,9 @@ def told(
 def test_each_problem_is_listed_once_with_its_nodes_the_most_frequent_first() -> None:
     nodes = ["n1", "n2", "n3"]
     late = FailedSource("psi", "late", "wait")
-    rows = told(
+    rows = node_rows(
         [health("n1", late), health("n2"), health("n3", restarts=3)],
-        [found("n1", FINE, NO_L3), found("n2", NO_PSI, NO_L3), found("n3", NO_PSI, NO_L3)],
+        [report("n1", FINE, NO_L3), report("n2", NO_PSI, NO_L3), report("n3", NO_PSI, NO_L3)],
     )
     assert rows == [
         ("pressure", False, ("n2", "n3")),
@@ -55,16 +55,16 @@ def test_each_problem_is_listed_once_with_its_nodes_the_most_frequent_first() ->
 def test_an_unreachable_agent_is_one_problem() -> None:
     silent: AgentReply[HealthStatus] = AgentReply(AgentEndpoint(node="n1"), None, "gone", "look")
     unseen: AgentReply[DoctorReport] = AgentReply(AgentEndpoint(node="n1"), None, "gone", "look")
-    assert told([silent], [unseen]) == [("agent", False, ("n1",))]
+    assert node_rows([silent], [unseen]) == [("agent", False, ("n1",))]
 
 
 def test_an_older_agent_without_the_report_is_a_problem() -> None:
     unseen: AgentReply[DoctorReport] = AgentReply(AgentEndpoint(node="n1"), None, "/api/v1/doctor is not served")
-    assert told([health("n1")], [unseen]) == [("node", False, ("n1",)), ("agent", True, ("n1",))]
+    assert node_rows([health("n1")], [unseen]) == [("node", False, ("n1",)), ("agent", True, ("n1",))]
 
 
 def test_two_versions_have_a_remedy() -> None:
-    rows = fleet_findings([], [found("n1"), found("n2", version="2.0"), found("n3", version="2.0")], [], "")
+    rows = fleet_findings([], [report("n1"), report("n2", version="2.0"), report("n3", version="2.0")], [], "")
     versions = [(row.detail, row.nodes, bool(row.remedy)) for row in rows if row.name == "version"]
     assert versions == [("2.0", ("n2", "n3"), True), ("1.0", ("n1",), True)]
 
@@ -73,8 +73,8 @@ def test_the_controller_is_well_while_one_is_ready() -> None:
     waiting = {"status": {"phase": "Running", "containerStatuses": [{"ready": False}]}}
     kinds = [
         (row.ok, row.detail, bool(row.remedy))
-        for said in ([], [waiting], [READY, waiting], [READY])
-        for row in fleet_findings([], [], pods(*said), "")[:1]
+        for text in ([], [waiting], [READY, waiting], [READY])
+        for row in fleet_findings([], [], pods(*text), "")[:1]
     ]
     assert kinds == [
         (False, "none runs", True),

@@ -113,15 +113,15 @@ async def open_page(cluster: Cluster | Reviewing, member: AgentEndpoint = MEMBER
 async def get(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, bytes]:
     """Send the path unchanged: http.client does not normalize it."""
 
-    def asked() -> tuple[int, str, bytes]:
+    def fetch() -> tuple[int, str, bytes]:
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
         connection.request(method, path, headers=headers)
         with connection.getresponse() as answer:
-            said = answer.status, answer.headers.get("Content-Type", ""), answer.read()
+            text = answer.status, answer.headers.get("Content-Type", ""), answer.read()
         connection.close()
-        return said
+        return text
 
-    return await asyncio.to_thread(asked)
+    return await asyncio.to_thread(fetch)
 
 
 async def test_a_browser_gets_the_agents_responses_with_a_token_of_the_account() -> None:
@@ -157,8 +157,10 @@ async def test_other_paths_of_the_api_server_cannot_be_reached() -> None:
 async def test_concurrent_requests_of_a_browser_are_all_answered(each_file: bool, reviews: int) -> None:
     cluster = Reviewing(0.02, each_file=each_file)
     async with open_page(cluster) as url:
-        asked = ["/", *(f"/static/{name}" for name in FILES), "/api/v1/view"]
-        assert [answer[0] for answer in await asyncio.gather(*(get(url, path) for path in asked))] == [200] * len(asked)
+        requests = ["/", *(f"/static/{name}" for name in FILES), "/api/v1/view"]
+        assert [answer[0] for answer in await asyncio.gather(*(get(url, path) for path in requests))] == [200] * len(
+            requests
+        )
     assert (len(cluster.reviews), cluster.refused) == (reviews, 0)
 
 
@@ -182,9 +184,9 @@ async def test_a_deleted_agent_is_an_error_that_the_page_shows() -> None:
         for _ in range(3):
             status, kind, body = await get(url, "/api/v1/view")
             assert (status, kind) == (502, "application/json")
-            said = json.loads(body)
-            assert said["error"] == "its agent agent-1 was just deleted"
-            assert "this page finds the next one by itself" in said["remedy"]
+            document = json.loads(body)
+            assert document["error"] == "its agent agent-1 was just deleted"
+            assert "this page finds the next one by itself" in document["remedy"]
         assert cluster.looks == 1, "not at every request"
 
 

@@ -27,8 +27,10 @@ def setting(name: str, value: str, source: str = "default", **other: str) -> Eff
     return EffectiveSetting(name=name, value=value, source=source, **other)  # type: ignore[arg-type]
 
 
-def shown(*told: AgentReply[EffectiveConfiguration], names: tuple[str, ...] = (), differing: bool = False) -> list[str]:
-    return list(settings_lines(compare_settings(told, names, differing=differing), 0, differing=differing))
+def shown(
+    *configuration: AgentReply[EffectiveConfiguration], names: tuple[str, ...] = (), differing: bool = False
+) -> list[str]:
+    return list(settings_lines(compare_settings(configuration, names, differing=differing), 0, differing=differing))
 
 
 def test_where_all_agree_there_is_one_line() -> None:
@@ -38,12 +40,12 @@ def test_where_all_agree_there_is_one_line() -> None:
 
 
 def test_each_differing_value_has_its_nodes_the_most_frequent_first() -> None:
-    told = (
+    text = (
         node("n1", EffectiveSetting(name="a.b", value="false", **ALL)),
         node("n2", setting("a.b", "true")),
         node("n3", setting("a.b", "true")),
     )
-    assert shown(*told) == [
+    assert shown(*text) == [
         "a.b  differs:",
         "  true  (default)  on n2, n3",
         "  false  (AdminQoSConfiguration kube-system/all h1: spec.x)  on n1",
@@ -51,10 +53,10 @@ def test_each_differing_value_has_its_nodes_the_most_frequent_first() -> None:
 
 
 def test_the_same_value_from_another_source_does_not_differ() -> None:
-    told = (node("n1", setting("a.b", "1")), node("n2", setting("a.b", "1", "file")))
-    assert shown(*told)[0] == "a.b  the same from different sources:"
-    assert shown(*told, differing=True) == ["no setting differs: 2 nodes answered"]
-    assert shown(told[0], node("n3", setting("a.b", "2")), differing=True)[0] == "a.b  differs:"
+    text = (node("n1", setting("a.b", "1")), node("n2", setting("a.b", "1", "file")))
+    assert shown(*text)[0] == "a.b  the same from different sources:"
+    assert shown(*text, differing=True) == ["no setting differs: 2 nodes answered"]
+    assert shown(text[0], node("n3", setting("a.b", "2")), differing=True)[0] == "a.b  differs:"
 
 
 def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,25 +77,25 @@ def test_without_answers_no_setting_is_compared() -> None:
 
 def test_a_setting_that_another_version_lacks_differs() -> None:
     fleet = compare_settings([node("n1", setting("new", "1"), setting("old", "2")), node("n2", setting("old", "2"))])
-    assert [(one.name, one.differs) for one in fleet.settings] == [("new", True), ("old", False)]
+    assert [(item.name, item.differs) for item in fleet.settings] == [("new", True), ("old", False)]
 
 
 def test_only_the_named_group_is_listed() -> None:
-    told = node("n1", setting("a.b", "1"), setting("a.bc", "2"), setting("a.b.c", "3"))
-    assert [line.split()[0] for line in shown(told, names=("a.b",))] == ["a.b", "a.b.c"]
+    text = node("n1", setting("a.b", "1"), setting("a.bc", "2"), setting("a.b.c", "3"))
+    assert [line.split()[0] for line in shown(text, names=("a.b",))] == ["a.b", "a.b.c"]
 
 
 def test_objects_are_grouped_by_content_and_state() -> None:
     def thing(digest: str, since: int | None, problem: str = "") -> AppliedConfigObject:
         return AppliedConfigObject(kind="K", object="ns/all", hash=digest, since_wall_ns=since, problem=problem)
 
-    told = (
+    text = (
         node("n1", objects=(thing("h1", 5 * S),)),
         node("n2", objects=(thing("h1", 9 * S),)),
         node("n3", objects=(thing("h2", None, "spec.x: too large"),)),
         node("n4", objects=(thing("h3", None),)),
     )
-    lines = shown(*told)
+    lines = shown(*text)
     assert lines[0].startswith("K ns/all h1 applies since ")
     assert lines[0].endswith(":09  on n1, n2"), "since all of them have"
     assert lines[1:] == ["K ns/all h2 cannot be applied: spec.x: too large  on n3"]

@@ -36,7 +36,9 @@ def woken(by: Mapping[str, int], interrupt: int = 0, kernel_thread: int = 0, oth
 
 
 def interval(by_id: Mapping[int, Wakeups], before: Mapping[int, Wakeups] = {}, problem: str = "") -> ProbeInterval:
-    reads = [ProbeReading({number: {"wakeups": seen} for number, seen in read.items()}) for read in (before, by_id)]
+    reads = [
+        ProbeReading({number: {"wakeups": observed} for number, observed in read.items()}) for read in (before, by_id)
+    ]
     cgroups, _ = summarize_interval(reads[0], reads[1], PATHS, "/")
     return ProbeInterval(
         probe="wakeups", form="tp_btf", wall_time_ns=1, interval_s=2.0, cgroups=cgroups, node={}, problem=problem
@@ -50,9 +52,9 @@ def drawn(of: ProbeInterval, width: int = 110, height: int | None = None) -> lis
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def tree(*found: tuple[str, str, int]) -> list[str]:
-    made = chains([WakeupHop(waker, name, times(count)) for waker, name, count in found])
-    return ["  " * link.depth + link.name for link in made]
+def tree(*result: tuple[str, str, int]) -> list[str]:
+    created = chains([WakeupHop(waker, name, times(count)) for waker, name, count in result])
+    return ["  " * link.depth + link.name for link in created]
 
 
 SERVICES = {
@@ -64,12 +66,12 @@ SERVICES = {
 
 def test_request_and_reply_become_a_chain_from_the_external_waker() -> None:
     """Replies are as frequent as requests, or slightly more: they must not become the chain."""
-    made = chains(hops(interval(SERVICES)))
-    assert [(link.depth, link.name) for link in made] == [(0, "interrupt"), (1, "/ingress"), (2, "/api"), (3, "/db")]
+    created = chains(hops(interval(SERVICES)))
+    assert [(link.depth, link.name) for link in created] == [(0, "interrupt"), (1, "/ingress"), (2, "/api"), (3, "/db")]
 
 
 @pytest.mark.parametrize(
-    ("found", "lines"),
+    ("result", "lines"),
     [
         ([("/a", "/b", 9), ("/b", "/c", 9)], ["/a", "  /b", "    /c"]),
         ([("/a", "/a", 9)], []),
@@ -85,8 +87,8 @@ def test_request_and_reply_become_a_chain_from_the_external_waker() -> None:
         ),
     ],
 )
-def test_each_cgroup_is_once_below_a_strong_waker(found: list[tuple[str, str, int]], lines: list[str]) -> None:
-    assert tree(*found) == lines
+def test_each_cgroup_is_once_below_a_strong_waker(result: list[tuple[str, str, int]], lines: list[str]) -> None:
+    assert tree(*result) == lines
 
 
 NAMES = st.sampled_from(["interrupt", "kernel threads", "other", "/a", "/b", "/c", "/d"])
@@ -94,14 +96,14 @@ NAMES = st.sampled_from(["interrupt", "kernel threads", "other", "/a", "/b", "/c
 
 @given(st.dictionaries(st.tuples(NAMES, st.sampled_from(["/a", "/b", "/c", "/d"])), st.integers(1, 50)))
 def test_each_woken_cgroup_has_one_line_below_its_waker(
-    found: dict[tuple[str, str], int],
+    result: dict[tuple[str, str], int],
 ) -> None:
-    made = chains([WakeupHop(waker, name, times(count)) for (waker, name), count in found.items()])
-    names = [link.name for link in made]
+    created = chains([WakeupHop(waker, name, times(count)) for (waker, name), count in result.items()])
+    names = [link.name for link in created]
     assert len(names) == len(set(names))
-    assert {name for waker, name in found if waker not in (name, "other")} <= set(names)
+    assert {name for waker, name in result if waker not in (name, "other")} <= set(names)
     above: list[str] = []
-    for link in made:
+    for link in created:
         above[link.depth :] = [link.name]
         assert link.hop is None or link.hop.waker == above[link.depth - 1]
 
@@ -121,8 +123,8 @@ def test_the_table_has_the_longest_waits_first_as_rates() -> None:
 
 def test_only_growth_counts_and_a_recreated_cgroup_is_left_out_once() -> None:
     before = {2: woken({"/ingress": 150, "/db": 9})}
-    found = hops(interval({2: woken({"/ingress": 200, "/db": 3})}, before))
-    assert [(hop.waker, hop.times.count) for hop in found] == [("/ingress", 50)]
+    result = hops(interval({2: woken({"/ingress": 200, "/db": 3})}, before))
+    assert [(hop.waker, hop.times.count) for hop in result] == [("/ingress", 50)]
 
 
 def test_what_does_not_fit_is_counted() -> None:

@@ -83,7 +83,7 @@ def test_numbers_of_the_frame_can_be_computed_by_hand() -> None:
 def test_frame_never_leaves_its_terminal(size: tuple[int, int], kind: str) -> None:
     width, height = size
     banner = ("x" * 200, "cgroups cannot be written: mount them read-write")
-    told = colocation_run.simulate_run(
+    result = colocation_run.simulate_run(
         30,
         others=(colocation_run.LONG, colocation_run.HOSTILE),
         sources=(*colocation_run.SOURCES, colocation_run.FAILING),
@@ -91,11 +91,11 @@ def test_frame_never_leaves_its_terminal(size: tuple[int, int], kind: str) -> No
     )
     views = {
         "story": [build_view(r) for r in colocation_run.simulate_run(30).rounds],
-        "hostile": [build_view(r) for r in told.rounds],
+        "hostile": [build_view(r) for r in result.rounds],
         "bare": [build_view(four_cpu_node.bare_cycle())],
         "first": [build_view(four_cpu_node.busy_cycle(1))],
     }[kind]
-    entries = colocation_run.with_every_status(told) if kind == "hostile" else ()
+    entries = colocation_run.with_every_status(result) if kind == "hostile" else ()
     frame = overview_lines(
         views[-1], views, entries, width, height, notice="the agent does not answer" if kind == "hostile" else ""
     )
@@ -106,16 +106,18 @@ def test_frame_never_leaves_its_terminal(size: tuple[int, int], kind: str) -> No
 
 def test_the_reported_headroom_is_shown_only_if_it_fits() -> None:
     views, entries = calm()
-    told = msgspec.structs.replace(views[-1], reported_headroom=Headroom(cores=12.5, reason=Reason(rule="r", text="t")))
+    changed = msgspec.structs.replace(
+        views[-1], reported_headroom=Headroom(cores=12.5, reason=Reason(rule="r", text="t"))
+    )
     for width, fits in ((80, False), (140, True)):
-        line = next(line for line in text(told, views, entries, width, 24).splitlines() if line.startswith("lent"))
+        line = next(line for line in text(changed, views, entries, width, 24).splitlines() if line.startswith("lent"))
         assert line.endswith("headroom 0.25 · reported 12.50" if fits else "headroom 0.25")
 
 
 def test_hostile_names_appear_as_text() -> None:
-    told = colocation_run.simulate_run(10, others=(colocation_run.HOSTILE,))
-    views = [build_view(r) for r in told.rounds]
-    frame = text(views[-1], views, colocation_run.with_every_status(told), 200, 60)
+    result = colocation_run.simulate_run(10, others=(colocation_run.HOSTILE,))
+    views = [build_view(r) for r in result.rounds]
+    frame = text(views[-1], views, colocation_run.with_every_status(result), 200, 60)
     assert colocation_run.HOSTILE.key in frame
     assert "<i>read back</i> 0-1" in frame
     assert "[31m" not in frame, "cgroup paths are not shown here, and no colour code of theirs is"
@@ -191,8 +193,8 @@ def test_sources_that_know_sums_only() -> None:
 
 
 def test_bar_keeps_its_length_and_proportion() -> None:
-    made = bar(20, 4.0, ((1.0, "o", ""), (2.0, "b", ""), (0.5, "r", "")))
-    assert made.plain == "ooooo" + "b" * 10 + "rrr" + "··"
+    created = bar(20, 4.0, ((1.0, "o", ""), (2.0, "b", ""), (0.5, "r", "")))
+    assert created.plain == "ooooo" + "b" * 10 + "rrr" + "··"
     assert bar(10, 2.0, ((5.0, "o", ""),)).plain == "o" * 10
     assert bar(10, 0.0, ((1.0, "o", ""),)).plain == "·" * 10
 
@@ -204,17 +206,17 @@ def test_sparkline_is_logarithmic_and_has_gaps() -> None:
 def test_histogram_bars_stand_on_their_slots() -> None:
     slots = [0] * 27
     slots[3], slots[14] = 990, 10
-    made = histogram_lines("online", "cyan", (slots, 1000, 5.0), 40, 4)
-    bottom = made[4].plain
+    lines = histogram_lines("online", "cyan", (slots, 1000, 5.0), 40, 4)
+    bottom = lines[4].plain
     assert bottom.startswith("0.1%│")
     assert [i for i, char in enumerate(bottom[5:32]) if char != " "] == [3, 14]
     # 1 % is two of four decades above 0.01 %: half of four rows; 99 % is nearly all of them.
-    assert [made[row].plain[5 + 14] for row in range(1, 5)] == [" ", " ", "█", "█"]
-    assert [made[row].plain[5 + 3] for row in range(1, 5)] == ["█"] * 4
-    axis = made[5].plain
+    assert [lines[row].plain[5 + 14] for row in range(1, 5)] == [" ", " ", "█", "█"]
+    assert [lines[row].plain[5 + 3] for row in range(1, 5)] == ["█"] * 4
+    axis = lines[5].plain
     assert axis[5 + 3] == "┴"
     assert BOUNDS_NS[3] == 8000
-    assert made[0].plain.startswith("online p50 6.02 µs · p99 8.00 µs · 1,000")
+    assert lines[0].plain.startswith("online p50 6.02 µs · p99 8.00 µs · 1,000")
 
 
 def test_latencies_of_containers_and_cycles_are_merged() -> None:
@@ -230,8 +232,8 @@ def test_latencies_of_containers_and_cycles_are_merged() -> None:
 
 def test_wrapping_keeps_every_word_that_fits() -> None:
     sentence = "one two three four five six seven"
-    made = [line.plain for line in wrap_text(sentence, 16, 5)]
-    assert made == ["one two three", "  four five six", "  seven"]
+    created = [line.plain for line in wrap_text(sentence, 16, 5)]
+    assert created == ["one two three", "  four five six", "  seven"]
     assert wrap_text(sentence, 16, 2)[1].plain.endswith("…")
 
 

@@ -39,15 +39,15 @@ ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[=>])")
 
 
 @pytest.fixture(scope="module")
-def told() -> colocation_run.ColocationRun:
+def run_data() -> colocation_run.ColocationRun:
     return colocation_run.simulate_run(215)
 
 
 @pytest.fixture
-def agent(told: colocation_run.ColocationRun) -> Iterator[AgentServer]:
-    made = AgentServer(told.entries)
-    yield made
-    made.close()
+def agent(run_data: colocation_run.ColocationRun) -> Iterator[AgentServer]:
+    server = AgentServer(run_data.entries)
+    yield server
+    server.close()
 
 
 class Terminal:
@@ -96,21 +96,21 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(agent: AgentServer, told: colocation_run.ColocationRun) -> Iterator[Terminal]:
-    agent.show(told.rounds)
-    made = Terminal([*DIOPTASE, "top", "--url", agent.url])
-    yield made
-    made.close()
+def terminal(agent: AgentServer, run_data: colocation_run.ColocationRun) -> Iterator[Terminal]:
+    agent.show(run_data.rounds)
+    created = Terminal([*DIOPTASE, "top", "--url", agent.url])
+    yield created
+    created.close()
 
 
 def test_live_view_shows_the_agents_numbers_and_q_ends_it(
-    terminal: Terminal, told: colocation_run.ColocationRun
+    terminal: Terminal, run_data: colocation_run.ColocationRun
 ) -> None:
-    view = build_view(told.rounds[-1])
+    view = build_view(run_data.rounds[-1])
     text = terminal.until(lambda text: "decisions, newest first" in text)
     assert f"{formats.cores(view.reclaimable_cores)} of 4 lent · {formats.cores(view.reclaimed_cores)} used" in text
     assert "default/web" in text
-    assert formats.knob_change(told.entries[-1].outcome) in text
+    assert formats.knob_change(run_data.entries[-1].outcome) in text
     os.write(terminal.fd, b"q")
     assert terminal.end() == 0
     assert terminal.raw.rfind(b"\x1b[?25h") > terminal.raw.rfind(b"\x1b[?25l"), "the cursor is shown again"
@@ -128,16 +128,16 @@ def test_signals_end_it_cleanly(terminal: Terminal, signum: signal.Signals) -> N
     assert termios.tcgetattr(terminal.fd) == terminal.before
 
 
-def test_other_keys_do_nothing(terminal: Terminal, agent: AgentServer, told: colocation_run.ColocationRun) -> None:
+def test_other_keys_do_nothing(terminal: Terminal, agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     os.write(terminal.fd, b"xyz\x1b[A")
-    seen = len(terminal.raw)
-    terminal.until(lambda _: b"decisions" in terminal.raw[seen:])
+    observed = len(terminal.raw)
+    terminal.until(lambda _: b"decisions" in terminal.raw[observed:])
     assert terminal.process.poll() is None
 
 
 def test_keys_switch_between_screens_at_once(
-    terminal: Terminal, agent: AgentServer, told: colocation_run.ColocationRun
+    terminal: Terminal, agent: AgentServer, run_data: colocation_run.ColocationRun
 ) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     for key, shown in (
@@ -146,24 +146,24 @@ def test_keys_switch_between_screens_at_once(
         (b"4", "── threads and pressure"),
         (b"?", "── keys"),
     ):
-        seen = len(terminal.raw)
+        observed = len(terminal.raw)
         os.write(terminal.fd, key)
-        terminal.until(lambda _, seen=seen, shown=shown: shown.encode() in terminal.raw[seen:])  # type: ignore[misc]
+        terminal.until(lambda _, observed=observed, shown=shown: shown.encode() in terminal.raw[observed:])  # type: ignore[misc]
     os.write(terminal.fd, b"1q")
     assert terminal.end() == 0
 
 
 def test_a_stopped_agent_is_reported_and_polled_again(
-    terminal: Terminal, agent: AgentServer, told: colocation_run.ColocationRun
+    terminal: Terminal, agent: AgentServer, run_data: colocation_run.ColocationRun
 ) -> None:
     terminal.until(lambda text: "decisions, newest first" in text)
     agent.go_away()
     terminal.until(lambda text: "does not answer" in text)
     assert "Connection refused" in terminal.text
-    seen = len(terminal.raw)
+    observed = len(terminal.raw)
     agent.start()
-    agent.show(told.rounds[:5])
-    terminal.until(lambda _: b"cycle 5 " in terminal.raw[seen:])
+    agent.show(run_data.rounds[:5])
+    terminal.until(lambda _: b"cycle 5 " in terminal.raw[observed:])
 
 
 def run(argv: list[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
@@ -178,36 +178,36 @@ def run(argv: list[str], seconds: float | None = None) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 
-def test_without_a_terminal_there_are_lines(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds)
+def test_without_a_terminal_there_are_lines(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
+    agent.show(run_data.rounds)
     out = io.StringIO()
     run_top(agent.url, duration=0.5, console=Console(file=out, width=80))
     lines = out.getvalue().splitlines()
-    assert lines[:-1] == [formats.decision_line(entry) for entry in told.entries], "every decision, once, in order"
-    assert lines[-1] == cycle_line(build_view(told.rounds[-1]))
+    assert lines[:-1] == [formats.decision_line(entry) for entry in run_data.entries], "every decision, once, in order"
+    assert lines[-1] == cycle_line(build_view(run_data.rounds[-1]))
     assert "\x1b" not in out.getvalue()
 
 
-def test_interrupted_without_a_terminal(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds)
+def test_interrupted_without_a_terminal(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
+    agent.show(run_data.rounds)
     done = run(["top", "--url", agent.url], seconds=1)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_once_prints_one_frame(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds)
+def test_once_prints_one_frame(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
+    agent.show(run_data.rounds)
     done = run(["top", "--once", "--url", agent.url])
     assert done.returncode == 0
-    assert f"{formats.cores(build_view(told.rounds[-1]).reclaimable_cores)} of 4 lent" in done.stdout
+    assert f"{formats.cores(build_view(run_data.rounds[-1]).reclaimable_cores)} of 4 lent" in done.stdout
     assert "run-queue waits of the last 30 s" in done.stdout
 
 
 @pytest.mark.parametrize(("view", "title"), [("memory", "memory and reclaim"), ("5", "disk and network")])
 def test_once_prints_the_selected_view(
-    agent: AgentServer, told: colocation_run.ColocationRun, view: str, title: str
+    agent: AgentServer, run_data: colocation_run.ColocationRun, view: str, title: str
 ) -> None:
-    agent.show(told.rounds)
+    agent.show(run_data.rounds)
     done = run(["top", "--once", "--view", view, "--url", agent.url])
     assert (done.returncode, done.stderr) == (0, "")
     assert f"── {title} ──" in done.stdout
@@ -269,51 +269,53 @@ def test_before_the_first_cycle_the_agents_error_is_shown(agent: AgentServer) ->
 
 
 def test_an_agent_that_has_answered_gets_more_attempts(
-    agent: AgentServer, told: colocation_run.ColocationRun, monkeypatch: pytest.MonkeyPatch
+    agent: AgentServer, run_data: colocation_run.ColocationRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be restarting."""
-    asked: list[AgentHistory] = []
+    historys: list[AgentHistory] = []
     poll = AgentHistory.poll
 
     def counted(watch: AgentHistory) -> list[JournalEntry]:
-        asked.append(watch)
-        if len(asked) == 2:
+        historys.append(watch)
+        if len(historys) == 2:
             agent.go_away()
         return poll(watch)
 
-    agent.show(told.rounds[:5])
+    agent.show(run_data.rounds[:5])
     monkeypatch.setattr(AgentHistory, "poll", counted)
     monkeypatch.setattr("cli.top.live.POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr("cli.top.live.KEY_POLL_INTERVAL_S", 0.0)
     with pytest.raises(Unavailable, match="Connection refused"):
         run_top(agent.url, console=Console(file=io.StringIO()))
-    assert len(asked) == 1 + MAX_FAILURES_AFTER_ANSWER
+    assert len(historys) == 1 + MAX_FAILURES_AFTER_ANSWER
 
 
-def test_history_restarts_with_the_agent(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
-    agent.show(told.rounds[:50])
+def test_history_restarts_with_the_agent(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
+    agent.show(run_data.rounds[:50])
     watch = AgentHistory(AgentClient(agent.url))
-    assert len(watch.poll()) == len(told.entries)
+    assert len(watch.poll()) == len(run_data.entries)
     assert [view.seq for view in watch.history] == list(range(1, 51))
-    agent.show(told.rounds[50:53])
+    agent.show(run_data.rounds[50:53])
     watch.poll()
     assert [view.seq for view in watch.history] == list(range(1, 54))
     agent.go_away()
     assert watch.poll() == []
     assert "the numbers are from" in connection_notice(watch)
-    agent.journal.all = list(told.entries[:2])
+    agent.journal.all = list(run_data.entries[:2])
     agent.start()
-    agent.show(told.rounds[:4])
+    agent.show(run_data.rounds[:4])
     assert len(watch.poll()) == 2
     assert [view.seq for view in watch.history] == [1, 2, 3, 4]
     assert connection_notice(watch) == ""
 
 
 @pytest.mark.parametrize("by_s", [-3600, 3600])
-def test_a_clock_change_does_not_affect_the_history(agent: AgentServer, told: colocation_run.ColocationRun, by_s: int) -> None:
+def test_a_clock_change_does_not_affect_the_history(
+    agent: AgentServer, run_data: colocation_run.ColocationRun, by_s: int
+) -> None:
     """The cycle before the change is a second older than the next, and five minutes of cycles stay five minutes."""
-    plain = [build_view(finished) for finished in told.rounds[170:200]]
-    moved = colocation_run.with_clock_step(told, 190, by_s).rounds
+    plain = [build_view(finished) for finished in run_data.rounds[170:200]]
+    moved = colocation_run.with_clock_step(run_data, 190, by_s).rounds
     agent.show(moved[:188])
     watch = AgentHistory(AgentClient(agent.url))
     watch.poll()
@@ -330,16 +332,16 @@ def test_a_clock_change_does_not_affect_the_history(agent: AgentServer, told: co
     assert f"· {formats.integer(total)}" in drawn[0].plain
 
 
-def test_a_reboot_clears_the_history(agent: AgentServer, told: colocation_run.ColocationRun) -> None:
+def test_a_reboot_clears_the_history(agent: AgentServer, run_data: colocation_run.ColocationRun) -> None:
     """The sequence number of the new agent may be higher than the last one of the old agent; its monotonic clock is not."""
-    agent.show(told.rounds[:10])
+    agent.show(run_data.rounds[:10])
     watch = AgentHistory(AgentClient(agent.url))
     watch.poll()
     rebooted = [
         msgspec.structs.replace(
             r, snapshot=msgspec.structs.replace(r.snapshot, taken_at_ns=r.snapshot.seq * colocation_run.S)
         )
-        for r in told.rounds[20:25]
+        for r in run_data.rounds[20:25]
     ]
     agent.go_away()
     agent.start()
@@ -374,15 +376,15 @@ class OtherProgram(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize(
-    ("prefix", "said"),
+    ("prefix", "text"),
     [("/a", "is not a response of an agent"), ("/b", "is not a response of an agent"), ("/c", "answers 500")],
 )
-def test_another_program_on_the_port_is_reported(prefix: str, said: str) -> None:
+def test_another_program_on_the_port_is_reported(prefix: str, text: str) -> None:
     server = HTTPServer(("127.0.0.1", 0), OtherProgram)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with pytest.raises(Unavailable, match=said) as caught:
+        with pytest.raises(Unavailable, match=text) as caught:
             AgentClient(f"http://127.0.0.1:{server.server_port}{prefix}").view()
         assert caught.value.remedy
     finally:
