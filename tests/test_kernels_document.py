@@ -1,4 +1,4 @@
-"""docs/kernels.md names what the code uses, no more and no less, and what follows from its tables."""
+"""The document docs/kernels.md names exactly what the code uses, and what follows from its tables."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def compiled(text: str, macros: Set[str]) -> str:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_every_argument_that_is_read_is_one_that_the_kernel_is_asked_for(name: str) -> None:
+def test_every_argument_that_is_read_is_in_the_list_of_arguments(name: str) -> None:
     """Or the program would read whatever a later kernel passes in its place. What a function returns comes after them."""
     text = JOBS[name].sources[-1].read_text()
     for form, program in programs(name):

@@ -30,7 +30,7 @@ SUITE = "<testsuites><testsuite tests='{tests}' failures='{failures}' errors='{e
 
 @pytest.fixture
 def stages() -> ModuleType:
-    """tests/run as a module: its name has no suffix."""
+    """Import tests/run as a module: its name has no suffix."""
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     try:
         spec = spec_from_loader("stages", SourceFileLoader("stages", str(ROOT / "tests/run")))
@@ -86,7 +86,7 @@ def test_a_guest_that_was_lost_is_not_excused_by_what_passes_later(stages: Modul
     [
         (1, ONE_TEST.format(failed=""), True, ("tests/test_stages.py::test_0",)),
         (1, ONE_TEST.format(failed="skipped='1'"), False, ()),
-        (1, SUITE.format(tests=2, failures=0, errors=0), False, ()),  # not what was asked for
+        (1, SUITE.format(tests=2, failures=0, errors=0), False, ()),  # not the requested number
         (1, "", False, ()),
         (4, SUITE.format(tests=4, failures=0, errors=0).replace("'1'", "'0'"), False, ()),  # too many
     ],
@@ -154,7 +154,7 @@ def test_every_mark_has_its_stage(stages: ModuleType) -> None:
 
 
 def test_the_cluster_is_part_of_all(stages: ModuleType) -> None:
-    """What it is made of is begun first, and has the guests' time; what would be disturbed comes after it."""
+    """Builds of the stages start first and run during the guests' stages; stages that they would disturb come after them."""
     gate = [name for name in stages.STAGES if name not in stages.AT_REQUEST]
     assert gate == [
         "format", "types", "contracts", "unit", "vm-host", "vm-6.1", "vm-6.12", "vm-four",

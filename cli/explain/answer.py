@@ -341,7 +341,7 @@ def knob_histories(entries: Sequence[JournalEntry], snapshot: Snapshot | None = 
     histories = [_knob_history(key, by_knob[key]) for key in sorted(by_knob)]
     if snapshot is None:
         return histories
-    return [msgspec.structs.replace(history, gone=_is_removed(history.newest, snapshot)) for history in histories]
+    return [msgspec.structs.replace(history, removed=_is_removed(history.newest, snapshot)) for history in histories]
 
 
 def _is_removed(entry: JournalEntry, snapshot: Snapshot) -> bool:

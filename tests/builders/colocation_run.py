@@ -303,7 +303,7 @@ def with_every_status(story: ColocationRun) -> tuple[JournalEntry, ...]:
 
 
 def with_clock_step(story: ColocationRun, seq: int, by_s: int) -> ColocationRun:
-    """The same story, told by a wall clock that was set forwards or back before that round."""
+    """Return the same run with a wall clock that was set forwards or back before that cycle."""
 
     def describe(snapshot: Snapshot) -> Snapshot:
         by_ns = by_s * S if snapshot.seq >= seq else 0

@@ -105,7 +105,7 @@ def test_the_manifest_tells_where_it_is_from(archive: Path, tmp_path: Path) -> N
 
 def test_what_does_not_fit_is_left_out_and_counted() -> None:
     texts = [CapturedFile(Path(f"/proc/{size}"), b"x" * size) for size in (10, 95, 80)]
-    rest, left_out = limit_size(texts, most_bytes=100)
+    rest, left_out = limit_size(texts, max_bytes=100)
     assert ([len(text.text or b"") for text in rest], left_out) == ([10, 80], 1)
 
 

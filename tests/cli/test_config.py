@@ -1,4 +1,4 @@
-"""`dioptase config` against a server: all settings, some of them, and none where nobody answers."""
+"""`dioptase config` against a server: all settings, some of them, and the error without an agent."""
 
 from __future__ import annotations
 

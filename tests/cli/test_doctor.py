@@ -1,4 +1,4 @@
-"""The table of `dioptase doctor` where nobody looks at it: whole words, a line a finding."""
+"""The table of `dioptase doctor` without a terminal: unbroken words, a line per check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from api.diagnostics import DoctorCheck
 
 
 def test_a_pipe_gets_a_line_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = "asked of /kubepods/burstable/" + "x" * 200
+    long = "read in /kubepods/burstable/" + "x" * 200
     findings = (
         DoctorCheck(name="cpu.max", ok=True, detail=long),
         DoctorCheck(name="pressure", ok=False, detail="no /proc/pressure", remedy="boot with psi=1"),

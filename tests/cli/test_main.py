@@ -58,14 +58,14 @@ from types import SimpleNamespace
 from api.interfaces import ProbeReading
 from cli import main
 from probes import registry
-class Told:
+class SocketProbe:
     name, form, reads = "sockets", "tp_btf", 0
     def read(self, live, *, complete=True):
         self.reads += 1
         return ProbeReading(node={"procs_running": 1}, cgroups={1: {"größe": self.reads}})
     def problem(self): return None
     def close(self): print("closed", file=sys.stderr)
-row = SimpleNamespace(name="sockets", about="what sockets do", open=Told)
+row = SimpleNamespace(name="sockets", about="what sockets do", open=SocketProbe)
 registry.BY_NAME["sockets"] = row
 main.main(prog_name="dioptase")
 """

@@ -1,12 +1,10 @@
-"""`python -m tests.cluster`: a cluster to work with.
+"""A cluster to work with: `python -m tests.cluster`.
 
-up [--nodes N]    make it; the shell lines that point kubectl and helm at it are printed
-load [--image A]  have its nodes take an archive of images, build/dioptase.tar unless named
-down              remove it, and whatever tests that were killed left behind
-env               print these lines again
-programs          only compile what a cluster consists of
-build             the same with the image of this tree and what installs it
-katalyst          compile the stock Katalyst agent too
+
+up [--nodes N]    create it; prints the shell lines that point kubectl and helm at it
+load [--image A]  import an archive of images on its nodes, build/dioptase.tar by default
+down              remove it, and the remains of killed test runs
+env               print the shell lines again
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ def up(options: argparse.Namespace) -> int:
     obtain()
     compiled_program("helm")
     began = time.monotonic()
-    cluster = create_cluster(nodes, kept=True)
+    cluster = create_cluster(nodes, retained=True)
     print(f"{nodes} node{'s' * (nodes > 1)} ready after {time.monotonic() - began:.1f} s", flush=True)
     return env(options) if cluster.nodes else 1
 
@@ -96,7 +94,7 @@ def programs(_options: argparse.Namespace) -> int:
 
 
 def build(_options: argparse.Namespace) -> int:
-    # Who has a cluster needs no more than to ask it.
+    # With an existing cluster, only requests are needed.
     obtain(("kubectl",) if os.environ.get("KUBECONFIG") else tuple(PROGRAMS))
     if not os.environ.get("KUBECONFIG"):
         for name in EXTRA_PROGRAMS:
@@ -111,7 +109,7 @@ def katalyst(options: argparse.Namespace) -> int:
 
 
 def _end(number: int, _frame: object) -> None:
-    # What was begun goes, which it does not where a signal ends a process; compilers, too, where this leads a group of its own.
+    # A signal ends a process without its `finally`: end what was started, and compilers too if this leads a process group.
     if os.getpgrp() == os.getpid():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What service accounts asked the API server for, by its own audit log."""
+"""The requests of service accounts to the API server, from its audit log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 def words(folder: Path) -> list[str]:
-    """What the API server is told, with the log in this folder."""
+    """Return the API server's audit options, with the log in this folder."""
     policy = folder / "audit.json"
     policy.write_text(json.dumps(POLICY))
     return [f"--audit-policy-file={policy}", f"--audit-log-path={folder / 'audit.log'}", "--audit-log-mode=blocking"]

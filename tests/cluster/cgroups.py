@@ -1,6 +1,6 @@
-"""The cgroups of nodes: one node of this machine has the usual /kubepods, every other a root of its own, and all of them go.
+"""The cgroups of nodes: one node of this machine has the usual /kubepods, every other one its own root; all are removed.
 
-Hierarchies of version 1, of version 2, and both beside each other: whatever is mounted below the root.
+Works with version 1, version 2 and hybrid hierarchies: whatever is mounted below the root.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FILLED = ("cpuset.cpus", "cpuset.mems")
 
 
 def prepare(names: Names, node: str, root: Path = ROOT) -> str:
-    """What kubelet is to be told as its `cgroupRoot`: `/` where nobody has the usual place yet."""
+    """Return kubelet's `cgroupRoot`: `/` if the usual place is free."""
     if _takes_usual(names, root):
         return "/"
     own = names.cgroup(node)

@@ -1,4 +1,4 @@
-"""Clusters come and go: who may have which number, and everything of one removed, found by its names, whoever was killed."""
+"""Numbers of clusters, and removal of everything that belongs to one, found by name even after its process was killed."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Owner(msgspec.Struct, frozen=True):
         return started(self.pid) == self.started
 
 
-def claim(numbers: Iterable[int], *, rest: bool, home: Path = HOME) -> Names:
-    """The first of these numbers that is free, for this process; `kept`, for as long as nobody removes it. Raises Taken.
+def claim(numbers: Iterable[int], *, retained: bool, home: Path = HOME) -> Names:
+    """The first of these numbers that is free, for this process; if `retained`, until it is removed. Raises Taken.
 
     What was left behind by processes that are gone is removed before.
     """
@@ -53,7 +53,7 @@ def claim(numbers: Iterable[int], *, rest: bool, home: Path = HOME) -> Names:
             new = home / f"new-{number}"
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
-            if not rest:
+            if not retained:
                 (new / "owner").write_bytes(msgspec.json.encode(Owner(os.getpid(), started(os.getpid()))))
             new.rename(names.run)
             _make_mount_points(home)
@@ -94,7 +94,7 @@ def is_abandoned(names: Names) -> bool:
 
 
 def owner_of(names: Names) -> Owner | None:
-    """None of one that is kept until somebody removes it."""
+    """Return no process for a cluster that is kept until it is removed explicitly."""
     try:
         return msgspec.json.decode((names.run / "owner").read_bytes(), type=Owner)
     except FileNotFoundError:

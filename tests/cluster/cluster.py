@@ -1,4 +1,4 @@
-"""A cluster as one thing: begun with an API server alone, grown by nodes, asked, hurt, and removed."""
+"""A cluster: started with an API server, extended by nodes, and removed as a whole."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Cluster:
         return [Node(self.names, name, self.programs, self.daemons) for name in results]
 
     def begin(self) -> None:
-        """etcd and the API server: no controllers, no nodes."""
+        """Start etcd and the API server, without controllers and nodes."""
         network.lay(self.names)
         self.control.begin()
         self.server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": CONSENT}})
@@ -121,13 +121,13 @@ def printed(command: Sequence[str], settings: Mapping[str, str], text: str | Non
     return done.stdout
 
 
-def create_cluster(nodes: int, *, rest: bool = False) -> Cluster:
-    """A new cluster, for this process or kept for `make cluster-down`; no node is an API server alone.
+def create_cluster(nodes: int, *, retained: bool = False) -> Cluster:
+    """A new cluster, for this process or retained for `make cluster-down`; without nodes it is only an API server.
 
     Raises Missing, Taken and Late; then nothing is left.
     """
     programs = obtain(PROGRAMS if nodes else CONTROL)
-    cluster = Cluster(cleanup.claim((0,) if rest else range(1, MOST), kept=rest), programs)
+    cluster = Cluster(cleanup.claim((0,) if retained else range(1, MOST), retained=retained), programs)
     try:
         cluster.begin()
         if nodes:

@@ -1,6 +1,6 @@
-"""Clusters for tests. One grows as it is asked for more; only who needs exactly two nodes has another.
+"""Clusters for tests. A cluster grows with the requirements of the tests; only tests of exactly two nodes have another one.
 
-Whoever hurts a cluster asks for `ours`, whoever counts on its nodes for `cluster`; each test has a namespace of its own.
+A test that disturbs the cluster uses `own_cluster`, a test that relies on its nodes `cluster`; each test has its own namespace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.cluster.server import Server
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | ExternalCluster]:
-    """etcd and an API server; what else there is depends on who asked before."""
+    """An API server with etcd; other parts depend on the tests that ran before."""
     if listed := os.environ.get("KUBECONFIG"):
         try:
             yield ExternalCluster(Path(listed), tmp_path_factory.mktemp("kubeconfig"))
@@ -39,7 +39,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | E
 def own_cluster(api_server: Cluster | ExternalCluster) -> Cluster:
     """One that may be hurt."""
     if isinstance(api_server, ExternalCluster):
-        pytest.skip("hurts the cluster, and that of KUBECONFIG is somebody's: unset KUBECONFIG")
+        pytest.skip("hurts the cluster, and that of KUBECONFIG may be in use: unset KUBECONFIG")
     return api_server
 
 

@@ -1,4 +1,4 @@
-"""Who is who in a cluster: one authority, a certificate for each, and kubeconfig files that name them."""
+"""Credentials of a cluster: one authority, a certificate for each client, and kubeconfig files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster that somebody has already, by KUBECONFIG: asked and written to as ours is, but never hurt."""
+"""An existing cluster, found by KUBECONFIG: used like a cluster of the tests, but never disturbed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A machine with more CPUs than this one, for programs that only look: one socket, one NUMA node, two threads a core.
+"""A machine with more CPUs than this one, for programs that only read: one socket, one NUMA node, two threads a core.
 
-Its files are copies of this machine's, laid over them in a mount namespace; nobody else sees them.
+Its files are copies of this machine's, bind-mounted over them in a mount namespace of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A fleet without nodes: entries of the API server, and behind the addresses of its pods servers of own_cluster, or nobody."""
+"""A fleet without nodes: objects of the API server, with servers of the tests, or nothing, at the addresses of its pods."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Agents:
         return int(self._sockets[-1].getsockname()[1])
 
     def closed(self) -> int:
-        """A port that nobody listens at."""
+        """Return a port without a listener."""
         with socket.create_server((self._host, 0)) as listener:
             return int(listener.getsockname()[1])
 
@@ -138,12 +138,12 @@ class Fleet:
 
 
 class Reviewing:
-    """An agent that serves whom the API server knows, as one with exporters.tokenReview does; it is busy at first."""
+    """An agent with exporters.tokenReview: serves the users that the API server accepts; busy at first."""
 
     def __init__(self, server: Server, host: str) -> None:
         self._server, self._host = server, host
-        self.seen: list[tuple[str | None, str]] = []
-        """The Authorization of each request, and who the token was of."""
+        self.requests: list[tuple[str | None, str]] = []
+        """The Authorization header of each request, and the user of its token."""
         self.busy = 1
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -167,7 +167,7 @@ class Reviewing:
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": given}}
         path = "/apis/authentication.k8s.io/v1/tokenreviews"
         user = (await asyncio.to_thread(self._server.ask, "POST", path, review))["status"]["user"]["username"]
-        self.seen.append((request.headers.get("Authorization"), user))
+        self.requests.append((request.headers.get("Authorization"), user))
         return web.Response(body=to_json(build_view(full_cycle())), content_type="application/json")
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ def _object(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configured_object(server: Server, node: str, kind: str = ADMINS) -> str | None:
-    """Which object of a kind a node is told to obey, with its hash; None if none."""
+    """Return the object of a kind that a node's CNC lists, with its hash; None without one."""
     status = server.ask("GET", f"{CNCS}/{node}").get("status", {})
     for item in status.get("katalystCustomConfigList", []):
         if item["configType"]["resource"] == kind:

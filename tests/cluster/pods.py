@@ -36,13 +36,13 @@ class Pod:
 
     @property
     def untouched(self) -> bool:
-        """Whether it still is who it was: nothing was restarted, and nobody asked it to leave."""
+        """Whether no container was restarted and the pod is not terminating."""
         result = self.read()
         restarts = [item["restartCount"] for item in result["status"]["containerStatuses"]]
         return not any(restarts) and "deletionTimestamp" not in result["metadata"] and self.running
 
     def cgroups(self, controller: str = "cpu") -> list[Path]:
-        """Its own, and those of its containers: what can be set for it and nobody else."""
+        """Return the cgroups of the pod and of its containers."""
         root = ROOT / controller if (ROOT / controller).exists() else ROOT
         result = self.read()
         klass = {"BestEffort": "besteffort", "Burstable": "burstable"}.get(result["status"]["qosClass"], "")
@@ -51,7 +51,7 @@ class Pod:
 
     @property
     def idle(self) -> bool:
-        """Whether it has CPU only where nobody else wants to run, wherever that is set."""
+        """Whether the pod gets CPU only when it is idle, by whichever knob."""
         return any((group / IDLE).read_text() == "1\n" for group in self.cgroups())
 
     def knobs(self) -> dict[str, str]:
@@ -61,7 +61,7 @@ class Pod:
 
 
 _READ_ONLY = {"cpu.stat", "cpu.stat.local", "cpu.pressure"}
-"""What the kernel says, and nobody sets."""
+"""Files that only the kernel writes."""
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Who our programs are on a cluster: service accounts that may what the chart's roles say, and no more."""
+"""Service accounts of the product's programs on a cluster: exactly the rights that the chart's roles grant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENDING = {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}
 
 
 def shipped(name: str) -> list[tuple[str, Any]]:
-    """Kind and rules of every role of this account, by the chart as everybody has it who sets nothing."""
+    """Return kind and rules of every role of this account, from the chart with default values."""
     created = [msgspec.yaml.decode(text) for text in chart.KUSTOMIZE_BASE.read_text().split("\n---\n")[1:]]
     roles = [item for item in created if item["kind"] in ("ClusterRole", "Role") and item["metadata"]["name"] == name]
     return [(role["kind"], role["rules"]) for role in roles]

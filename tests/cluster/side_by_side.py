@@ -1,4 +1,4 @@
-"""A declared node of eight CPUs with two pods that nobody runs, on which both agents are: for tests and for the benchmark."""
+"""A declared node of eight CPUs with two pods that do not run, watched by both agents: for tests and for the benchmark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.cluster.stock_katalyst import (
 CPUS = 8
 NODE = "peer"
 NOWHERE = "/dioptase-nobody"
-"""No cgroup, so that what they write for reclaimed pods hits nobody."""
+"""Not a cgroup, so that what Katalyst writes for reclaimed pods has no effect."""
 RESOURCE_PREFIX = "resource.katalyst.kubewharf.io/reclaimed_"
 ROOT_FLAG = f"--reclaim-relative-root-cgroup-path={NOWHERE}"
 ADVISED = tuple(f"--{kind}-resource-plugin-advisor=true" for kind in ("cpu", "memory"))
@@ -98,7 +98,7 @@ def start_ours(dioptase: KatalystAndDioptase, *options: str, **sockets: list[str
 
 @contextmanager
 def both() -> Iterator[Mapping[str, int]]:
-    """Everything of theirs that works beside each other, and ours with Malachite, both sockets' protocols and the API server;
+    """All of Katalyst's parts that work next to each other, and dioptase with Malachite, both sockets' protocols and the API server;
     process ids by name, once they have settled."""
     program = obtain_katalyst()
     cluster = create_cluster(0)

@@ -1,6 +1,6 @@
-"""The stock Katalyst agent and ours beside it: compiled only when it is asked for, run with sockets and state of their own.
+"""The stock Katalyst agent next to dioptase: compiled on demand, with its own sockets and state.
 
-It asks for Malachite at port 9002 of the node: that is where ours answers.
+It reads Malachite at port 9002 of the node, which dioptase serves.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Place(NamedTuple):
     """Where both run."""
 
     space: str
-    """The network namespace,"""
+    """The network namespace."""
     address: str
-    """its address,"""
+    """The address of the namespace."""
     inside: tuple[str, ...]
-    """and what goes before each command, to see the right files."""
+    """Prefix of each command, so that it sees the right files."""
 
 
 class KatalystAndDioptase:
@@ -66,7 +66,7 @@ class KatalystAndDioptase:
         }
 
     def start_ours(self, settings: Mapping[str, Any], *options: str) -> None:
-        """Ours, with Malachite's documents, and these settings beside those of the place."""
+        """Start dioptase with Malachite's documents and these settings in addition to those of the place."""
         text = {**settings, "sockets": {**self.sockets, **settings.get("sockets", {})}}
         config = self.folder / "dioptase.json"
         config.write_text(json.dumps(text))
@@ -110,7 +110,7 @@ class KatalystAndDioptase:
         self.cluster.daemons.start(name, self.place.space, (*self.place.inside, *words))
 
     def end(self) -> None:
-        """Whatever runs of it. Theirs does not always end when it is asked to."""
+        """End all programs. Katalyst's do not always exit on SIGTERM."""
         for name in self.cluster.daemons.names():
             if name in (DIOPTASE, STAND_IN) or (self.folder / f"{name}.lock").exists():
                 self.cluster.daemons.end(name, signal.SIGTERM, seconds=15)

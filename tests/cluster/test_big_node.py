@@ -1,4 +1,4 @@
-"""docs/big-node.md, command by command: a whole cluster in a guest with 48 CPUs, two NUMA nodes and version 2 cgroups."""
+"""The page docs/big-node.md, command by command: a whole cluster in a guest with 48 CPUs, two NUMA nodes and version 2 cgroups."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ COLUMNS = "reclaimed_millicpu | reclaimed_memory | CPUs by pod | memory in use"
 
 
 def patch_early() -> None:
-    """Have the kernel patch now what it patches in its own code when the first cgroup has a quota and the first packet is
-    filtered. Emulated CPUs (seen with QEMU 7.2) may go on for ever with the trap that stands there for a moment: nobody else
-    is in that code yet."""
+    """Make the kernel patch now what it patches in its own code when the first cgroup has a quota and the first packet is
+    filtered. Emulated CPUs (seen with QEMU 7.2) may hang in the trap that is there for a moment; no other CPU
+    runs that code yet."""
     limited = ROOT / "limited"
     limited.mkdir()
     (limited / "cpu.max").write_text("50000 100000")

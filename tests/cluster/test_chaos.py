@@ -1,5 +1,5 @@
-"""The agent on a real node while what it depends on is killed under it, and while it is killed itself: rounds go on, what was
-obeyed stands, nobody is evicted or set otherwise, and everything is put back in the end."""
+"""The agent on a real node while its dependencies, or the agent itself, are killed: cycles continue, applied configuration
+stays, no pod is evicted or changed, and every value is restored at the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def node(own_cluster: Cluster, cluster: Cluster | ExternalCluster, definitions: 
     for path, kind, group in ((CNCS, "CustomNodeConfig", "config"), (CNRS, "CustomNodeResource", "node")):
         head = {"apiVersion": f"{group}.katalyst.kubewharf.io/v1alpha1", "kind": kind, "metadata": {"name": "node1"}}
         refused = definitions.refusal("POST", path, head)
-        assert refused is None or refused.status == 409, refused  # somebody before us had them
+        assert refused is None or refused.status == 409, refused  # an earlier test created them
     yield own_cluster
     for path in (CNCS, CNRS):
         definitions.refusal("DELETE", f"{path}/node1")
@@ -78,7 +78,7 @@ def agent(node: Cluster, pods: tuple[Pod, Pod], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(autouse=True)
 def nobody_left(agent: Agent, pods: tuple[Pod, Pod]) -> Iterator[None]:
-    """Whatever happens, nobody is made to leave and no pod is lost."""
+    """Check that no pod was evicted and none was lost."""
     yield
     assert all(pod.untouched for pod in pods)
     assert pods[1].idle
@@ -86,7 +86,7 @@ def nobody_left(agent: Agent, pods: tuple[Pod, Pod]) -> Iterator[None]:
 
 
 def tell(server: Server, config: dict[str, Any], name: str = "all") -> str:
-    """Have the node obey this, as a controller would; the hash that it goes by."""
+    """Make the node apply this object, as a controller would; returns its hash."""
     path = f"{within(CONSENT, ADMINS)}/{name}"
     if is_deleted(server, path):
         server.ask("POST", within(CONSENT, ADMINS), an_admin(name, config))
@@ -116,7 +116,7 @@ def setting(agent: Agent, name: str) -> Any:
     return next(item for item in agent.ask("/api/v1/config")["settings"] if item["name"] == name)
 
 
-def obeys(agent: Agent, version: str) -> bool:
+def applies(agent: Agent, version: str) -> bool:
     objects = agent.ask("/api/v1/config")["objects"]
     return [(item["hash"], item.get("problem", "")) for item in objects] == [(version, "")]
 
@@ -148,7 +148,7 @@ def watched(pod: Pod) -> Iterator[list[float]]:
 
 @contextmanager
 def away(node: Cluster) -> Iterator[None]:
-    """Nobody answers at the API server's address."""
+    """Block the API server's address."""
     node.daemons.end(API_SERVER)
     try:
         yield
@@ -158,22 +158,22 @@ def away(node: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_what_was_obeyed_stands_while_the_api_server_is_away_and_for_an_agent_that_starts_meanwhile(
+def test_applied_configuration_stays_while_the_api_server_is_away_also_for_a_new_agent(
     node: Cluster, agent: Agent, pods: tuple[Pod, Pod]
 ) -> None:
     first = tell(node.server, reserved(1))
-    wait("it is obeyed", lambda: obeys(agent, first))
+    wait("it is applied", lambda: applies(agent, first))
     with watched(pods[1]) as moments, away(node):
         rounds_go_on(agent)
-        assert obeys(agent, first)
+        assert applies(agent, first)
         agent.end(signal.SIGKILL)
         agent.again()
         agent.ready()
-        assert obeys(agent, first), "from the state directory"
+        assert applies(agent, first), "from the state directory"
         rounds_go_on(agent)
     assert moments == []
     second = tell(node.server, reserved(2))
-    wait("it is heard again", lambda: obeys(agent, second))
+    wait("it is heard again", lambda: applies(agent, second))
     wait("and reported to", lambda: "cnr" not in agent.troubles())
 
 
@@ -181,7 +181,7 @@ def test_what_was_obeyed_stands_while_the_api_server_is_away_and_for_an_agent_th
 def test_a_history_that_is_forgotten_and_an_object_that_is_gone_cost_nothing(node: Cluster, agent: Agent) -> None:
     server = node.server
     old = tell(server, reserved(1))
-    wait("it is obeyed", lambda: obeys(agent, old))
+    wait("it is applied", lambda: applies(agent, old))
     with away(node):
         pass
     for number in range(20):
@@ -189,16 +189,16 @@ def test_a_history_that_is_forgotten_and_an_object_that_is_gone_cost_nothing(nod
     node.compact()  # the agent's watch would go on from before
     server.ask("DELETE", f"{CNRS}/node1")
     new = tell(server, reserved(2))
-    wait("what is new is heard", lambda: obeys(agent, new))
+    wait("what is new is heard", lambda: applies(agent, new))
     agent.end(signal.SIGKILL)  # what it wrote is not to be written again for minutes; a new one finds that out at once
     agent.again()
     agent.ready()
-    wait("the object is made anew", lambda: not is_deleted(server, f"{CNRS}/node1"))
+    wait("the object is created again", lambda: not is_deleted(server, f"{CNRS}/node1"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", ["kubelet", "containerd"])
-def test_pods_stay_known_while_who_lists_them_is_away(
+def test_pods_are_retained_while_their_source_is_away(
     node: Cluster, agent: Agent, pods: tuple[Pod, Pod], program: str
 ) -> None:
     source = {"kubelet": "kubelet", "containerd": "container-runtime"}[program]
@@ -283,7 +283,7 @@ def test_hostile_objects_are_refused_by_the_fields_path_and_the_last_good_one_st
 ) -> None:
     server, pid = node.server, agent.pid
     good = tell(server, reserved(1))
-    wait("it is obeyed", lambda: obeys(agent, good))
+    wait("it is applied", lambda: applies(agent, good))
     samples = 0
     for number, (what, (config, field)) in enumerate(HOSTILE.items()):
         name = f"hostile{number}"
@@ -305,11 +305,11 @@ def test_hostile_objects_are_refused_by_the_fields_path_and_the_last_good_one_st
     wait("no such object is said", lambda: "dynamic-config" in agent.troubles())
     rounds_go_on(agent)
     good = tell(server, reserved(1))
-    wait("it goes on", lambda: obeys(agent, good), 90)
+    wait("it goes on", lambda: applies(agent, good), 90)
     assert agent.pid == pid
 
 
-def test_a_pod_is_asked_at_the_address_that_the_kubelet_says(node: Cluster, agent: Agent) -> None:
+def test_a_pod_is_scraped_at_the_address_of_the_kubelet(node: Cluster, agent: Agent) -> None:
     request = {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": agent.url.rpartition(":")[2].strip("/"),
@@ -324,11 +324,11 @@ def test_a_pod_is_asked_at_the_address_that_the_kubelet_says(node: Cluster, agen
         return [pod.get("address") for pod in pods if pod["name"] == "asked"] == [address]
 
     wait("its address is known", values)
-    wait("and nobody answers there", lambda: "indicator-pods" in agent.troubles())
+    wait("and there is no answer", lambda: "indicator-pods" in agent.troubles())
     node.server.ask("DELETE", created.path, {"gracePeriodSeconds": 0})
 
 
-def test_hostile_annotations_are_told_by_pod_and_name_and_stop_nobody(node: Cluster, agent: Agent) -> None:
+def test_hostile_annotations_are_reported_by_pod_and_name_without_side_effects(node: Cluster, agent: Agent) -> None:
     pid, prefix = agent.pid, "katalyst.kubewharf.io/"
     hostile = {
         "large": {f"{prefix}memory_enhancement": "[" * 100_000, f"{prefix}cpu_enhancement": "{" * 100_000},

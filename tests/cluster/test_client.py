@@ -140,7 +140,7 @@ async def test_an_informer_misses_nothing_while_the_server_is_killed_and_the_sto
         assert sorted(messages) == [("comes", True), ("goes", False), ("goes", True), ("stays", True)]
 
 
-async def test_an_informer_lists_anew_where_its_version_is_gone(
+async def test_an_informer_lists_again_after_410(
     own_cluster: Cluster, client: KubeClient, server: Server, namespace: str
 ) -> None:
     """It is held back until history is gone, as behind a network that was cut."""
@@ -168,11 +168,11 @@ async def test_a_field_that_another_manager_holds_is_a_conflict_unless_taken(
     with pytest.raises(Refused) as refused:
         server.ask("PATCH", f"{path}?fieldManager=kubectl", other, APPLY)
     assert refused.value.status == 409
-    assert [(result["reason"], result["field"]) for result in refused.value.said["details"]["causes"]] == [
+    assert [(result["reason"], result["field"]) for result in refused.value.status_body["details"]["causes"]] == [
         ("FieldManagerConflict", ".data.both")
     ]
     server.ask("PATCH", f"{path}?fieldManager=kubectl&force=true", other, APPLY)
-    # What we do not say any longer, and nobody else holds, goes; what somebody else holds stays.
+    # A field that we do not apply any more is removed, unless another manager owns it too.
     after = await client.apply(MAPS, key, {"data": {"both": "3"}}, "dioptase")
     assert after.data == {"both": "3"}
     managers = {item["manager"]: item["fieldsV1"] for item in server.ask("GET", path)["metadata"]["managedFields"]}
@@ -264,7 +264,7 @@ async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
         await until("it leads again", lambda: at_work == 1)
 
 
-async def test_no_server_is_told_apart_from_a_refusal(own_cluster: Cluster, client: KubeClient) -> None:
+async def test_an_absent_server_differs_from_a_refusal(own_cluster: Cluster, client: KubeClient) -> None:
     await asyncio.to_thread(own_cluster.daemons.end, "kube-apiserver")
     try:
         with pytest.raises(ApiUnreachable, match="GET /api/v1/namespaces/default/configmaps/x"):

@@ -1,5 +1,5 @@
-"""Two replicas of the controller on a real API server, with nodes that are only objects: what they make of them, whom they tell
-what, whom they taint and empty, and that nothing of it is lost when one of them, or the API server, is killed."""
+"""Two replicas of the controller on a real API server, with Node objects without kubelets: configuration, taints and evictions,
+and that nothing is lost when a replica or the API server is killed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def leading(replicas: list[Controller]) -> Controller:
 
 @contextmanager
 def nodes(server: Server, prefix: str, count: int, **labels: str) -> Iterator[list[str]]:
-    """Nodes that nobody is, with their objects; all are gone afterwards."""
+    """Node objects without kubelets; removed at the end."""
     names = [f"{prefix}{number}" for number in range(count)]
     for name in names:
         server.ask("POST", NODES, {"metadata": {"name": name, "labels": {**SELECTED_LABELS, **labels}}})
@@ -126,7 +126,7 @@ def taints(server: Server, node: str) -> set[tuple[str, ...]]:
 def a_pod_on(
     server: Server, node: str, name: str, level: str = "reclaimed_cores", pods: str = PODS, **labels: str
 ) -> str:
-    """A pod that nobody runs, on a node that nobody is; its address."""
+    """Create a pod object without a kubelet; returns its address."""
     container = {"name": "main", "image": "none", "command": ["none"]}
     annotations = {"katalyst.kubewharf.io/qos_level": level}
     metadata = {"name": name, "labels": labels, "annotations": annotations}
@@ -179,16 +179,16 @@ def test_a_rollout_reaches_canaries_first_and_stops_when_paused(
     old, new = f"all {config_hash(first, {})}", f"all {config_hash(second, {})}"
     path = f"{within(CONSENT, ADMINS)}/all"
     # Other tests may have left a node that is one.
-    own = an_admin("all", first, nodeLabelSelector="nodes.test/kind=object", priority=1)
+    admin = an_admin("all", first, nodeLabelSelector="nodes.test/kind=object", priority=1)
     kcc = a_kcc(nodeLabelSelectorAllowedKeyList=[{"priority": 1, "keyList": ["nodes.test/kind"]}])
-    with nodes(server, "roll", 10) as names, configured(server, kcc, own_cluster):
+    with nodes(server, "roll", 10) as names, configured(server, kcc, admin):
 
         def with_the_new() -> list[str]:
             return [name for name in names if configured_object(server, name) == new]
 
-        wait("everybody is told", lambda: all(configured_object(server, name) == old for name in names))
+        wait("all nodes are updated", lambda: all(configured_object(server, name) == old for name in names))
         change(server, path, config=second, updateStrategy={"rollingUpdate": {"canary": "30%"}})
-        wait("canaries are told", lambda: len(with_the_new()) == 3)
+        wait("canaries are updated", lambda: len(with_the_new()) == 3)
         assert with_the_new() == names[:3], "the first by name"
         wait("the object says so", lambda: server.ask("GET", path)["status"].get("updatedTargetNodes") == 3)
         status = server.ask("GET", path)["status"]
@@ -196,7 +196,7 @@ def test_a_rollout_reaches_canaries_first_and_stops_when_paused(
         change(server, path, paused=True, updateStrategy={"rollingUpdate": {"canary": 7}})
         holds(1.5, lambda: len(with_the_new()) == 3)
         change(server, path, paused=False)
-        wait("seven are told", lambda: len(with_the_new()) == 7)
+        wait("seven are updated", lambda: len(with_the_new()) == 7)
 
 
 def test_labels_go_by_priority_and_two_for_one_node_stop_the_kind(
@@ -239,7 +239,7 @@ def test_labels_go_by_priority_and_two_for_one_node_stop_the_kind(
 HOSTILE = {
     "a mebibyte for a selector": {"nodeLabelSelector": "zone=" + "a" * (1 << 20)},
     "no selector at all": {"nodeLabelSelector": "((("},
-    "a key nobody allows": {"nodeLabelSelector": "secret=1", "priority": 1},
+    "a key that is not allowed": {"nodeLabelSelector": "secret=1", "priority": 1},
     "a canary that is no number": {"updateStrategy": {"rollingUpdate": {"canary": "NaN%"}}},
     "a time that is none": {"ephemeralSelector": {"nodeNames": ["x"], "lastDuration": "NaNs"}},
     "a priority beyond its type": {"nodeLabelSelector": "zone=a", "priority": 1 << 40},
@@ -252,7 +252,7 @@ def test_hostile_objects_are_refused_by_name_and_the_kind_goes_on_without_them(
     server, admins = definitions, within(CONSENT, ADMINS)
     pids = [replica.pid for replica in replicas]
     with nodes(server, "hostile", 1) as (name,), configured(server, a_kcc(), an_admin("all", lending("1"))):
-        wait("it is told", lambda: configured_object(server, name) == f"all {config_hash(lending('1'), {})}")
+        wait("the node is updated", lambda: configured_object(server, name) == f"all {config_hash(lending('1'), {})}")
         samples = {}
         for number, (what, spec) in enumerate(HOSTILE.items()):
             refused = server.refusal("POST", admins, an_admin(f"bad{number}", lending("7"), **spec))
@@ -263,7 +263,7 @@ def test_hostile_objects_are_refused_by_name_and_the_kind_goes_on_without_them(
         assert len(samples) > 3, "not all is refused by the definition"
         for path, what in samples.items():
             wait(what, lambda path=path: valid(server, path)[0] == "False")
-            assert len(valid(server, path)[2]) < 5000, "what is told of it is bounded, whatever it says"
+            assert len(valid(server, path)[2]) < 5000, "the message is bounded"
         for path in samples:
             server.ask("DELETE", path)
         change(server, f"{admins}/all", config=lending("8"))
@@ -285,7 +285,7 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
         }
         server.ask("POST", f"/apis/policy/v1/namespaces/{CONSENT}/poddisruptionbudgets", budget)
         rest = a_pod_on(server, sick, "kept", app="kept")
-        # Of somebody who may make pods, not of whoever installs agents.
+        # Created by a user with the right to create pods, not by an installer of agents.
         spoofed = a_pod_on(server, sick, SPOOFED, "system_cores", ELSEWHERE, app="agent")
         for pod in (*agents.values(), batch, web, other, rest, spoofed):
             be(server, pod, ready=True)
@@ -294,7 +294,7 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
         be(server, agents[sick], ready=False)
         wait("the taint", lambda: taints(server, sick) == {TAINT})
         assert "deletionTimestamp" not in server.ask("GET", batch)["metadata"], "first no new ones, later the old ones"
-        wait("who is reclaimed leaves", lambda: "deletionTimestamp" in server.ask("GET", batch)["metadata"])
+        wait("the reclaimed pod is evicted", lambda: "deletionTimestamp" in server.ask("GET", batch)["metadata"])
         text = metrics.text("/metrics")
         assert 'dioptase_lifecycle_evictions_total{result="budget"} ' in text
         for pod in (rest, web, other, agents[sick]):
@@ -302,7 +302,7 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
         assert [taints(server, node) for node in well] == [set(), set()]
         be(server, agents[sick], ready=True)
         wait("the taint goes at once", lambda: not taints(server, sick), 3)
-        # All of them at once is somebody's mistake.
+        # All nodes at once are a configuration error.
         for pod in agents.values():
             be(server, pod, ready=False)
         wait("a halt", lambda: 'dioptase_lifecycle_halt{reason="full"} 1.0' in metrics.text("/metrics"))
@@ -331,7 +331,7 @@ def a_batch_pod(server: Server, name: str, kind: str) -> Callable[[], str]:
     container = {"name": "main", "image": "none", "resources": {"requests": amount, "limits": amount}}
     spec = {
         "containers": [container], "automountServiceAccountToken": False, "nodeSelector": {"kind": kind},
-        # Nobody keeps these nodes' heartbeats.
+        # These nodes have no heartbeats.
         "tolerations": [{"operator": "Exists"}],
     }  # fmt: skip
     annotations = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
@@ -348,7 +348,7 @@ def a_batch_pod(server: Server, name: str, kind: str) -> Callable[[], str]:
 def test_a_stock_scheduler_places_no_reclaimed_pod_on_a_node_whose_agent_is_gone(
     cluster: Cluster, own_cluster: Cluster, definitions: Server, replicas: list[Controller], pods: None
 ) -> None:
-    """It goes by the Node, and who was evicted would be back on it at once, to be evicted again."""
+    """The taint goes with the Node; otherwise an evicted pod would return at once and be evicted again."""
     server = definitions
     with nodes(server, "gone", 1, kind="gone") as (sick,), nodes(server, "there", 2) as well:
         agents = {node: a_pod_on(server, node, f"agent-{node}", "system_cores", app="agent") for node in (sick, *well)}
@@ -359,9 +359,9 @@ def test_a_stock_scheduler_places_no_reclaimed_pod_on_a_node_whose_agent_is_gone
         first = a_batch_pod(server, "first", "gone")
         wait("it is placed", lambda: first() == sick)
         be(server, agents[sick], ready=False)
-        wait("nothing is promised there", lambda: node_millicpu(server, sick) == [None, None])
+        wait("the node reports no headroom", lambda: node_millicpu(server, sick) == [None, None])
         assert taints(server, sick) == {TAINT}
-        wait("who is there leaves", lambda: "deletionTimestamp" in server.ask("GET", f"{PODS}/first")["metadata"])
+        wait("the pod on it is evicted", lambda: "deletionTimestamp" in server.ask("GET", f"{PODS}/first")["metadata"])
         server.ask("DELETE", f"{PODS}/first", {"gracePeriodSeconds": 0})
         second = a_batch_pod(server, "second", "gone")
         wait("it is placed nowhere", lambda: f"Insufficient {MILLICPU}" in second())
@@ -370,7 +370,7 @@ def test_a_stock_scheduler_places_no_reclaimed_pod_on_a_node_whose_agent_is_gone
         be(server, agents[sick], ready=True)
         wait("the taint goes", lambda: not taints(server, sick))
         promise(server, sick, "3k")
-        wait("its agent promises anew", lambda: second() == sick)
+        wait("its agent reports headroom again", lambda: second() == sick)
         holds(3, lambda: node_millicpu(server, sick) == ["3k", "3k"])
 
 
@@ -383,12 +383,12 @@ def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothin
         for name in names:
             be(server, a_pod_on(server, name, f"agent-{name}", "system_cores", app="agent"), ready=True)
         batch = a_pod_on(server, names[0], "batch")
-        wait("it is told", lambda: configured_object(server, names[1]) is not None)
+        wait("the node is updated", lambda: configured_object(server, names[1]) is not None)
         first = leading(replicas)
         (second,) = [replica for replica in replicas if replica is not first]
         pid = second.pid
         first.end(signal.SIGKILL)
-        # All watches end, and those that would go on from where they were are told that it is forgotten.
+        # All watches end; those that would resume get 410 Gone.
         own_cluster.compact()
         own_cluster.daemons.end(API_SERVER)
         time.sleep(8)  # longer than both ages of SETTINGS
@@ -405,7 +405,7 @@ def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothin
         assert not first.leads
         second.end(signal.SIGTERM)
         began = time.monotonic()
-        wait("who ends gives the lease back", lambda: first.leads, 25)
+        wait("a stopping replica releases the lease", lambda: first.leads, 25)
         assert time.monotonic() - began < 5, "at once, and not when it has run out"
         second.again()
         second.ready()

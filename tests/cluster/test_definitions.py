@@ -148,7 +148,7 @@ def test_objects_of_every_shape_are_taken_and_lose_nothing(
     shape = instances({"type": "object", "properties": body, "required": schema.get("required", [])})
 
     @MANY
-    @given(said=shape)
+    @given(text=shape)
     def takes(text: dict[str, Any]) -> None:
         assert missing(text, stored(definitions, kind, version, text)) == []
 
@@ -193,12 +193,12 @@ def test_what_is_wrong_is_refused_with_its_path(
     version = kind.versions[-1]
     with pytest.raises(Refused) as refused:
         definitions.ask("POST", collection(kind, version), named(kind, version, body))
-    causes = {cause["field"]: cause["message"] for cause in refused.value.said["details"]["causes"]}
+    causes = {cause["field"]: cause["message"] for cause in refused.value.status_body["details"]["causes"]}
     assert refused.value.status == 422
     assert why in causes[path], causes
 
 
-def test_a_field_that_nobody_knows_is_not_kept_and_is_told(definitions: Server) -> None:
+def test_an_unknown_field_is_dropped_and_reported(definitions: Server) -> None:
     (kind,) = (kind for kind in KATALYST_KINDS if kind.plural == "adminqosconfigurations")
     version = kind.versions[-1]
     body = named(kind, version, {"spec": {"config": {"fieldOfTomorrow": 1}}})

@@ -1,4 +1,4 @@
-"""Pods leave a real node through the API server: budgets are respected, nobody leaves twice, and everybody is told why."""
+"""Evictions from a real node through the API server: budgets are respected, each pod is evicted once, with its reason."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def settings(cluster: Cluster, **eviction: object) -> dict[str, Any]:
 
 
 class Node:
-    """The agent on the cluster's node, begun again and again with the same state."""
+    """The agent on the cluster's node, restarted several times with the same state."""
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self._cluster, self._directory = cluster, directory
@@ -98,7 +98,7 @@ def there(server: Server, created: CreatedPod) -> CreatedPod | None:
 
 
 def stays(server: Server, created: CreatedPod) -> bool:
-    """Whether it is there, and nobody told it to leave."""
+    """Whether the pod exists and is not terminating."""
     result = there(server, created)
     return result is not None and "deletionTimestamp" not in result["metadata"]
 
@@ -144,7 +144,7 @@ def in_system(server: Server, node: Node) -> Iterator[CreatedPod]:
 def test_memory_pressure_sends_reclaimed_pods_away_but_for_critical_and_spared_ones_and_taints_the_node(
     own_cluster: Cluster, server: Server, workspace: str, node: Node, in_system: CreatedPod
 ) -> None:
-    """As Katalyst has it: a namespace protects nobody, and of a DaemonSet's pod the next one comes."""
+    """As in Katalyst: the namespace protects no pod, and a DaemonSet's pod is replaced."""
     critical = reclaimed("critical", app="pressed")
     critical["spec"]["priorityClassName"] = "system-cluster-critical"
     online = a_pod("online", app="pressed")
@@ -180,7 +180,7 @@ def test_memory_pressure_sends_reclaimed_pods_away_but_for_critical_and_spared_o
         wait("they leave", lambda: all(there(server, leave) is None for leave in leaves), 120)
         wait("the taint", lambda: (TAINT, "NoSchedule") in taints())
         batch = leaves[0]
-        wait("it is told", lambda: len(events(own_cluster, batch)) >= 2)
+        wait("the events arrive", lambda: len(events(own_cluster, batch)) >= 2)
         first = events(own_cluster, batch)[0]
         assert (first["reason"], first["type"], first["action"]) == ("EvictCreated", "Normal", "Evicting")
         assert (
@@ -201,7 +201,7 @@ def test_memory_pressure_sends_reclaimed_pods_away_but_for_critical_and_spared_o
     server.ask("DELETE", f"/apis/apps/v1/namespaces/{workspace}/daemonsets/daemon")
 
 
-def test_who_fills_the_file_system_leaves_by_the_killer_of_its_level(
+def test_a_pod_that_fills_the_file_system_is_evicted_by_the_method_of_its_level(
     own_cluster: Cluster, server: Server, workspace: str, node: Node
 ) -> None:
     """Containers of reclaimed pods are stopped, and the kubelet starts them again; shared pods are deleted, whatever budgets
@@ -243,7 +243,7 @@ def test_who_fills_the_file_system_leaves_by_the_killer_of_its_level(
 
 
 @pytest.mark.long
-def test_while_the_server_is_away_nobody_leaves_and_afterwards_everybody_once(
+def test_no_pod_is_evicted_while_the_server_is_away_and_each_once_afterwards(
     own_cluster: Cluster, server: Server, workspace: str, node: Node, tmp_path: Path
 ) -> None:
     """A pod that its budget needs, whose agent goes on; and one whose agent is killed between decision and eviction."""
@@ -262,17 +262,17 @@ def test_while_the_server_is_away_nobody_leaves_and_afterwards_everybody_once(
         own_cluster.daemons.end(API_SERVER)
         try:
             with other.agent(**request) as killed:
-                wait("it has to leave, and nobody can be asked", lambda: reasons(killed, batch) == ["EvictFailed"])
+                wait("it is to be evicted, and the server is away", lambda: reasons(killed, batch) == ["EvictFailed"])
                 killed.end(signal.SIGKILL)
-            wait("nobody answers", lambda: 'held_pods{why="unreachable"} 1' in agent.get("/metrics"))
+            wait("there is no answer", lambda: 'held_pods{why="unreachable"} 1' in agent.get("/metrics"))
         finally:
             own_cluster.daemons.again(API_SERVER)
             own_cluster.control.ready()
         assert [stays(server, item) for item in (web, batch)] == [True, True]
 
         with other.agent(**request) as second:
-            # The kubelet, who ends it, comes back to a server that was away less and less eagerly.
-            wait("the second agent judges anew", lambda: there(server, batch) is None, 150)
+            # The kubelet, which ends the pod, reconnects to a server that was away with growing delays.
+            wait("the second agent evaluates again", lambda: there(server, batch) is None, 150)
             wait("that is known", lambda: reasons(second, batch)[-1:] == ["EvictSucceeded"])
             assert reasons(second, batch) == ["EvictFailed", "EvictCreated", "EvictSucceeded"], (
                 "the first by the killed one"

@@ -78,7 +78,7 @@ def in_force(*names: str) -> Any:
     return msgspec.structs.replace(busy_cycle(), evictions=EvictionResult(conditions=tuple(shown)))
 
 
-async def test_taints_of_the_node_come_and_go_beside_those_of_others(client: KubeClient, server: Server) -> None:
+async def test_taints_of_the_node_come_and_go_next_to_those_of_others(client: KubeClient, server: Server) -> None:
     path = "/api/v1/nodes/taint-test"
     server.ask("POST", "/api/v1/nodes", {"metadata": {"name": "taint-test"}, "spec": {"taints": [OTHERS]}})
 

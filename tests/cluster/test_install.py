@@ -50,7 +50,7 @@ RARE = {
     AuditedRequest("", "nodes/status", "patch"): "of the controller, only where an agent has been gone for long",
     AuditedRequest(
         "", "nodes/finalizers", "update"
-    ): "asked for by API servers with OwnerReferencesPermissionEnforcement",
+    ): "required by API servers with OwnerReferencesPermissionEnforcement",
     AuditedRequest("", "nodes/pods", "get"): "the kubelet asks for the agent, which is another user's request",
     AuditedRequest("", "nodes/configz", "get"): "the same",
     AuditedRequest(NODE, "customnoderesources", "get"): "only where the agent puts taints on it",
@@ -59,7 +59,7 @@ RARE = {
     AuditedRequest(CONFIG, "customnodeconfigs", "delete"): "only once its node is gone",
     AuditedRequest(CONFIG, "customnodeconfigs", "create"): "an apply asks for it where the object is missing",
 }
-"""What is granted and not asked for in this run, with the reason; `kinds` of configuration are all as the one that is tried."""
+"""Rights that are granted and not used in this run, with the reason; `kinds` of configuration are all as the one that is tried."""
 
 
 class Installed(NamedTuple):
@@ -304,7 +304,7 @@ def test_metrics_are_for_those_whose_token_may_have_them(installed: Installed, c
     assert installed.get("/metrics", "", component)[0] == 401
     assert [installed.get(path, "", component)[0] for path in ("/healthz", "/readyz")] == [200, 200]
     if component == "agent":
-        # Who may scrape may not look at everything else; after a bad token, new ones wait.
+        # The right to scrape does not include other data; after a bad token, new ones have to wait.
         scraper = installed.token("scraper")
         wait("the pause", lambda: installed.get("/api/v1/snapshot", scraper)[0] == 403, 5)
         assert installed.get("/api/v1/snapshot", installed.token("reader"))[0] == 200
@@ -324,7 +324,7 @@ def granted(installed: Installed, account: str) -> set[AuditedRequest]:
 
 @pytest.fixture(scope="module")
 def configured(installed: Installed) -> None:
-    """An object of configuration is there, and the agent obeys it."""
+    """Whether a configuration object exists and the agent applies it."""
     kcc = {
         "apiVersion": f"{CONFIG}/v1alpha1",
         "kind": "KatalystCustomConfig",
@@ -349,7 +349,7 @@ def test_configuration_is_rolled_out_to_the_agent(installed: Installed, configur
 
 
 def unconfigured(installed: Installed) -> None:
-    """Take the configuration back, which finalizers would keep for ever if nobody looked after them."""
+    """Remove the configuration, which finalizers would retain without the controller."""
     for kind in ("adminqosconfigurations", "katalystcustomconfigs"):
         installed.cluster.kubectl("--namespace", "installed", "delete", kind, "--all", "--timeout=30s")
 
@@ -360,7 +360,7 @@ def reserve(installed: Installed) -> float:
 
 
 KINDS = "(authconfigurations|irqtuning.*|memorybandwidth.*|powermanagement.*|strategygroup.*|transparentmemory.*)"
-"""Asked for as adminqosconfigurations are, once a KatalystCustomConfig names them."""
+"""Requested like adminqosconfigurations, once a KatalystCustomConfig names them."""
 
 
 @pytest.mark.parametrize("account", [AGENT, CONTROLLER])
@@ -405,7 +405,7 @@ def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed, con
     installed.upgrade("agent.config.loader.intervalS=2")
     assert setting(installed, "intervalS") == "2"
     assert installed.server.ask("GET", secret)["data"] == certificate
-    # Of the cluster's configuration, too, which it had before it asked for it.
+    # Includes the cluster's configuration, which existed before the installation.
     assert reserve(installed) == 0.125
     assert (installed.state / "dynamic_config").exists()
     second = journal(installed)
@@ -449,7 +449,7 @@ def dead(installed: Installed) -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(
+def test_after_uninstall_every_cgroup_is_as_it_was_and_no_headroom_is_reported(
     installed: Installed, configured: None, dead: str
 ) -> None:
     wait(
@@ -477,7 +477,7 @@ def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(
         reported = installed.server.ask("GET", f"{CNRS}/{node}")
         assert not reported["spec"].get("taints")
         assert not reported.get("status", {}).get("resources", {}).get("allocatable")
-    # Nobody is left to see to finalizers, and there is nothing to see to.
+    # No controller is left to remove finalizers, and there are none.
     unconfigured(installed)
     pods = installed.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
     assert [pod["metadata"]["name"] for pod in pods] == []
@@ -495,7 +495,7 @@ def test_after_uninstall_every_cgroup_is_as_it_was_and_nothing_is_promised(
 
 
 @pytest.mark.long
-def test_who_takes_it_back_had_no_right_too_many_and_is_gone(installed: Installed) -> None:
+def test_the_withdrawing_account_used_all_its_rights_and_is_deleted(installed: Installed) -> None:
     account = f"{RELEASE}-withdraw"
     created = installed.helm("template", RELEASE, CHART, "--show-only=templates/withdraw.yaml")
     roles = [

@@ -1,8 +1,8 @@
-"""The stock Katalyst agent as a peer, over the real sockets: its QRM plugins obey our advisor, our QRM obeys its advisor, its
-reporter publishes what it learns from own_cluster.
+"""The stock Katalyst agent as a peer over the real sockets: its QRM plugins apply our advice, our QRM applies its advice, and
+its reporter publishes data of our reporter plugin.
 
-Its CPU plugin does not start on fewer CPUs than it keeps for reclaimed pods, so both see a machine of eight, whose pods
-nobody runs. What it does to cgroups is not looked at here.
+Its CPU plugin does not start on fewer CPUs than it reserves for reclaimed pods, so both see a machine of eight CPUs, whose pods
+do not run. Its writes to cgroups are not checked here.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def owners(side_by_side: KatalystAndDioptase) -> dict[str, str]:
     return {entry["main"]["pod_name"]: entry["main"]["owner_pool_name"] for entry in entries if "main" in entry}
 
 
-def test_a_stock_qrm_plugin_obeys_our_advisor(side_by_side: KatalystAndDioptase) -> None:
+def test_a_stock_qrm_plugin_applies_our_advice(side_by_side: KatalystAndDioptase) -> None:
     start_ours(side_by_side, serve=["advisor"])
     side_by_side.start_stock("katalyst-qrm", [ORM, *QRM], *ADVISED, ROOT_FLAG, found_by_orm(side_by_side))
     request = 'dioptase_advice_age_seconds{direction="given",resource="%s"}'
@@ -141,13 +141,13 @@ def test_a_stock_qrm_plugin_obeys_our_advisor(side_by_side: KatalystAndDioptase)
         assert complaint not in side_by_side.log("katalyst-qrm")
 
 
-def test_our_qrm_obeys_a_stock_advisor(side_by_side: KatalystAndDioptase) -> None:
+def test_our_qrm_applies_the_advice_of_a_stock_advisor(side_by_side: KatalystAndDioptase) -> None:
     start_ours(side_by_side, take=["cpu", "memory"])
     alone = pools(side_by_side)
     side_by_side.start_stock("katalyst-advisor", [ADVISOR], ROOT_FLAG)
     trusted = 'dioptase_protocol_peers{role="advisor"}'
     wait("both to be trusted", lambda: side_by_side.metrics()[trusted] == 2, 90)
-    # Its share pool has 4 CPUs at least; ours was told 2.
+    # Its share pool has 4 CPUs at least; ours received 2.
     wait("their sizes", lambda: pools(side_by_side) != alone, 30)
     assert alone == {"share": 2, "reclaim": 6}
     assert pools(side_by_side) == {"share": 4, "reclaim": 4}

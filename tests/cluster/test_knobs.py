@@ -160,13 +160,13 @@ def test_limits_hold_before_the_first_instruction_and_are_put_back(pods: Pods, t
     assert [pods.now(name)[0] for name in ("web", "batch", "db")] == [CPUS] * 3
     created = re.findall(r"pod\S+: cpuset\.cpus (\S+) -> (\S+) \(applied\) put back", text)
     assert all(after == CPUS for _, after in created), "nothing was taken back while it ran"
-    # Whoever changes a container through the runtime from now on has it write all that it believes.
+    # From now on, updating a container through the runtime makes the runtime write all values that it has.
     for name in ("web", "batch", "db"):
         pods.node.run(*_update(pods, name, cpu_shares=64))
     assert [pods.now(name)[:2] for name in ("web", "batch", "db")] == [[CPUS, "64"]] * 3
 
 
-def test_a_dedicated_pod_keeps_its_cpus_while_it_is_started_anew(pods: Pods, tmp_path: Path) -> None:
+def test_a_dedicated_pod_keeps_its_cpus_while_it_is_restarted(pods: Pods, tmp_path: Path) -> None:
     with Agent(pods.node, tmp_path, CANONICAL) as agent:
         wait("the runtime's questions", lambda: agent.source("nri"))
         pods.run("batch")
@@ -184,7 +184,7 @@ def test_a_dedicated_pod_keeps_its_cpus_while_it_is_started_anew(pods: Pods, tmp
 
             wait(f"life {life + 1}", again, 60)
             assert set(parse_cpu_list(pods.read_output("db")[0])) == pods.cpus("db") == alone
-        assert not observed & alone, "nobody else's meanwhile"
+        assert not observed & alone, "exclusive in the meantime"
 
 
 def test_what_only_the_runtime_knows_of_a_killed_agent_is_put_back_by_the_next(pods: Pods, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_two_plugins_that_set_the_same_keep_no_pod_from_starting(pods: Pods, tmp
         wait("cpu.idle", lambda: idle.read_text().strip() == "1")
 
 
-def test_lists_of_another_plugin_stay_and_nobody_is_refused(pods: Pods, tmp_path: Path) -> None:
+def test_lists_of_another_plugin_stay_and_no_container_is_rejected(pods: Pods, tmp_path: Path) -> None:
     with Agent(pods.node, tmp_path, CANONICAL) as agent, another_plugin(pods.node, "98", cpus="1"):
         wait("the runtime's questions", lambda: agent.source("nri"))
         pods.run("web")
@@ -270,7 +270,7 @@ def test_system_pods_have_the_reserved_cpus(pods: Pods, tmp_path: Path) -> None:
         assert apart(pods, "log", "batch")
 
 
-def test_without_nri_a_round_gives_them_the_same_and_repairs_what_somebody_resets(pods: Pods, tmp_path: Path) -> None:
+def test_without_nri_a_round_gives_them_the_same_and_repairs_external_changes(pods: Pods, tmp_path: Path) -> None:
     with Agent(pods.node, tmp_path, with_sections(CANONICAL, NO_NRI)) as agent:
         pods.run("web")
         pods.run("batch")
@@ -306,7 +306,7 @@ def test_latency_makes_batch_work_yield_from_its_first_instruction_on(pods: Pods
         assert pods.now("web")[1] == "512", "of online pods nothing is decided"
         assert agent.end() == 0
     assert idle.read_text().strip() == "0"
-    assert (pods.now("batch")[1], pods.now("web")[1]) == ("2", "512"), "as the kubelet had asked for"
+    assert (pods.now("batch")[1], pods.now("web")[1]) == ("2", "512"), "as the kubelet requested"
 
 
 @pytest.mark.long
@@ -324,7 +324,7 @@ def test_the_runtime_may_be_the_writer_and_then_knows_what_it_wrote(pods: Pods, 
 
 
 @pytest.mark.long
-def test_containerd_may_be_started_anew(pods: Pods, tmp_path: Path, own_cluster: Cluster) -> None:
+def test_containerd_may_be_restarted(pods: Pods, tmp_path: Path, own_cluster: Cluster) -> None:
     with Agent(pods.node, tmp_path, CANONICAL) as agent:
         wait("the runtime's questions", lambda: agent.source("nri"))
         pods.run("web")
@@ -338,7 +338,7 @@ def test_containerd_may_be_started_anew(pods: Pods, tmp_path: Path, own_cluster:
 
 
 @pytest.mark.long
-def test_nobody_fights_a_static_cpu_manager(pods: Pods, tmp_path: Path) -> None:
+def test_there_is_no_conflict_with_a_static_cpu_manager(pods: Pods, tmp_path: Path) -> None:
     """A file is believed that says more than the kubelet: its own is put where another one is said to have its directory."""
     kubelet = tmp_path / "kubelet"
     kubelet.mkdir()

@@ -1,6 +1,6 @@
-"""`kubectl dioptase` through a real API server: agents that answer, over HTTP and TLS, and those that cannot be reached.
+"""`kubectl dioptase` through a real API server: agents that answer, over HTTP and TLS, and unreachable ones.
 
-The pods are entries of the API server alone; behind their addresses are servers of ours on this machine, or nobody.
+The pods are objects of the API server; at their addresses are servers on this machine, or nothing.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def steady(fleet: Fleet, text: str) -> str:
     ],
     ids=lambda item: item[0] if isinstance(item, tuple) else "",
 )
-def test_whoever_cannot_be_reached_has_a_row_with_the_reason(
+def test_an_unreachable_node_has_a_row_with_the_reason(
     mixed: Fleet, call: Call, golden: Callable[[str, str], None], words: tuple[str, ...], status: int
 ) -> None:
     done = call(*words)
@@ -161,7 +161,7 @@ def test_one_node_explains_itself(mixed: Fleet, call: Call) -> None:
         assert complaint in done.stderr
 
 
-def test_a_wrong_scheme_is_told(fleet: Fleet, agents: Agents, call: Call, tmp_path: Path) -> None:
+def test_a_wrong_scheme_is_reported(fleet: Fleet, agents: Agents, call: Call, tmp_path: Path) -> None:
     Authority(tmp_path).issue("server")
     (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
     fleet.agent("a", agents.start(effective_config(), WebConfig(tmp_path / "tls.yml", check_yaml)), "HTTP")
@@ -225,7 +225,7 @@ def test_an_agent_that_wants_a_token_gets_one_of_the_account_that_looks(
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("on, grow") == 2
     viewer = f"system:serviceaccount:{fleet.namespace}:dioptase-reader"
-    assert reviewing.seen == [(None, viewer)] * 2, "and the API server passed nobody's own credentials on"
+    assert reviewing.requests == [(None, viewer)] * 2, "and the API server passed on no credentials of a user"
 
 
 def test_what_a_person_needs_to_be_allowed(fleet: Fleet, agents: Agents, own_cluster: Cluster, server: Server) -> None:
@@ -251,7 +251,7 @@ def test_what_a_person_needs_to_be_allowed(fleet: Fleet, agents: Agents, own_clu
         body = {"metadata": {"name": name}, "subjects": [subject], "roleRef": reference}
         server.ask("POST", f"{roles}/rolebindings", body)
 
-    assert "let somebody give you the right to list pods" in called().stderr
+    assert "ask an administrator for the right to list pods" in called().stderr
     grant({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})
     wait("the role", lambda: "you may not ask it" in called().stdout)
     grant({"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]})
@@ -283,7 +283,7 @@ def test_kubectl_finds_it(fleet: Fleet, agents: Agents, own_cluster: Cluster, tm
     assert helped.stdout.startswith("Usage: kubectl dioptase top ")
 
 
-def test_an_agent_in_a_pod_of_a_real_node_is_asked(
+def test_an_agent_in_a_pod_of_a_real_node_answers(
     own_cluster: Cluster, cluster: Cluster | ExternalCluster, server: Server, workspace: str, tmp_path: Path
 ) -> None:
     """The code is this machine's, by hostPath, and so is its root: what an image has is tested with the image."""

@@ -37,7 +37,7 @@ def world(own_cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
     own_cluster.kubectl("delete", "-k", chart.KUSTOMIZE_BASE.parent, "--ignore-not-found", "--timeout=60s")
 
 
-def test_whoever_follows_the_page_has_it_and_then_has_it_not(
+def test_the_commands_of_the_page_install_and_uninstall(
     own_cluster: Cluster, server: Server, world: dict[str, str], tmp_path: Path
 ) -> None:
     install, uninstall = steps(PAGE)

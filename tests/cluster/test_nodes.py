@@ -54,7 +54,7 @@ def test_sockets_and_folders_are_at_their_usual_paths(own_cluster: Cluster, clus
     assert not Path("/var/lib/kubelet/pod-resources").exists(), "on this machine there is nothing of it"
 
 
-def test_kubelet_lists_its_pods_where_it_may_be_asked(own_cluster: Cluster, server: Server, workspace: str) -> None:
+def test_kubelet_lists_its_pods_at_its_read_endpoint(own_cluster: Cluster, server: Server, workspace: str) -> None:
     server.ask("POST", f"/api/v1/namespaces/{workspace}/pods", a_pod("web"))
     wait("the pod", lambda: phase(server, workspace, "web") == "Running")
     (node,) = own_cluster.nodes

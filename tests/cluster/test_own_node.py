@@ -32,19 +32,19 @@ def policy(own_cluster: Cluster, definitions: Server) -> Iterator[Server]:
     values = ("--set", "agent.extendedResources=true")
     created = helm(own_cluster, "template", "dioptase", CHART, "--namespace", NAMESPACE, *templates, *values)
     definitions.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    own_cluster.kubectl("apply", "-f", "-", said=created)
+    own_cluster.kubectl("apply", "-f", "-", text=created)
     for name in NODES:
         definitions.ask("POST", "/api/v1/nodes", {"metadata": {"name": name}})
     yield definitions
     for name in NODES:
         definitions.refusal("DELETE", f"{CNR}/{name}")
         definitions.ask("DELETE", f"/api/v1/nodes/{name}")
-    own_cluster.kubectl("delete", "-f", "-", said=created)
+    own_cluster.kubectl("delete", "-f", "-", text=created)
     definitions.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
 
 
 def asker(cluster: Cluster, server: Server, bound: object) -> Ask:
-    """Somebody with a token of the agent's account."""
+    """A client with a token of the agent's account."""
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{AGENT}/token"
     token = server.ask(
         "POST", path, {"spec": {"expirationSeconds": 600, **({"boundObjectRef": bound} if bound else {})}}
@@ -66,7 +66,7 @@ def asker(cluster: Cluster, server: Server, bound: object) -> Ask:
 
 @pytest.fixture(scope="module")
 def agent(own_cluster: Cluster, policy: Server) -> Ask:
-    """The agent of the first node: its pod is there, if nobody runs it."""
+    """The agent of the first node: its pod object exists, without a kubelet."""
     pod = a_pod("agent")
     pod["spec"] |= {"serviceAccountName": AGENT, "nodeName": NODES[0]}
     created = policy.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)

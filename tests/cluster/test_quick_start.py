@@ -1,4 +1,4 @@
-"""docs/quick-start.md, command by command, on a real node: whoever follows the page sees what it says."""
+"""The page docs/quick-start.md, command by command, on a real node: the outputs are those of the page."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def world(
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_whoever_follows_the_page_sees_what_it_says(world: dict[str, str]) -> None:
+def test_the_commands_of_the_page_have_the_outputs_of_the_page(world: dict[str, str]) -> None:
     listed = list(steps(PAGE))
     assert len(listed) > 10
     for step in listed:

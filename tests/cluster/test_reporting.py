@@ -159,7 +159,7 @@ async def test_what_a_plugin_says_is_gone_after_it_was_killed(
     definitions.ask("DELETE", f"{CNRS}/{name}")
 
 
-async def test_who_holds_a_field_of_ours_is_named(
+async def test_the_manager_of_a_conflicting_field_is_named(
     definitions: Server, client: KubeClient, api_server: Cluster | ExternalCluster
 ) -> None:
     name = a_name()
@@ -170,8 +170,8 @@ async def test_who_holds_a_field_of_ours_is_named(
     }
     definitions.ask("POST", CNRS, head)
     body = json.dumps({**head, "status": {"topologyPolicy": "NumericPodLevel"}})
-    words = ("apply", "--server-side", "--subresource=status", "--field-manager=somebody", "-f", "-")
-    api_server.kubectl(*words, said=body)
+    words = ("apply", "--server-side", "--subresource=status", "--field-manager=another", "-f", "-")
+    api_server.kubectl(*words, text=body)
     writer, now_s = CnrWriter(client, name, metrics=False), time.monotonic()
     writer.publish(finished(evictions=None))
     await writer.look(now_s)
@@ -179,11 +179,11 @@ async def test_who_holds_a_field_of_ours_is_named(
     assert problem is not None
     assert problem.reason == (
         f"CustomNodeResource {name}: others wrote what this agent writes, and it took that over: "
-        ".status.topologyPolicy by somebody"
+        ".status.topologyPolicy by another"
     )
     assert definitions.ask("GET", f"{CNRS}/{name}")["status"]["topologyPolicy"] == "None"
     await writer.look(now_s + 451)
-    assert writer.problem() is None, "it was said once, and somebody does not say it again"
+    assert writer.problem() is None, "reported once, not again"
     definitions.ask("DELETE", f"{CNRS}/{name}")
 
 
@@ -245,7 +245,7 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
         assert extended.problem() is None
         allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
         assert allocatable[RECLAIMED_CPU] == "6k", "the API server writes quantities its own way"
-        # There is more, and nobody had to touch the pod. The agent goes on to look meanwhile, as it does.
+        # More is computed although no pod has changed. The agent continues its cycles meanwhile.
         await until(lambda: scheduled("waits")[0] == "True", lambda: extended.look(time.monotonic()), 90)
     finally:
         await extended.withdraw()
@@ -257,7 +257,7 @@ def _headroom(cores: float) -> Headroom:
     return msgspec.structs.replace(ADVERTISED, cores=cores)
 
 
-async def test_a_real_kubelet_says_its_policy_and_who_has_what(
+async def test_a_real_kubelet_reports_its_policy_and_assignments(
     own_cluster: Cluster, cluster: Cluster, server: Server
 ) -> None:
     (node,) = own_cluster.nodes

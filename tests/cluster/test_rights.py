@@ -67,14 +67,14 @@ def rights(own_cluster: Cluster, definitions: Server) -> Iterator[Mapping[str, s
         "agent.extendedResources=true",
     )
     definitions.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    own_cluster.kubectl("apply", "-f", "-", said=created)
+    own_cluster.kubectl("apply", "-f", "-", text=created)
     root, name = f"/apis/{RBAC}/v1", f"{RELEASE}-dioptase"
     yield {
         "agent": rules(definitions, f"{root}/clusterroles/{name}-agent"),
         "controller": rules(definitions, f"{root}/clusterroles/{name}-controller")
         | rules(definitions, f"{root}/namespaces/{NAMESPACE}/roles/{name}-controller"),
     }
-    own_cluster.kubectl("delete", "-f", "-", said=created)
+    own_cluster.kubectl("delete", "-f", "-", text=created)
     definitions.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
 
 
@@ -82,12 +82,12 @@ def rights(own_cluster: Cluster, definitions: Server) -> Iterator[Mapping[str, s
 def test_without_any_one_of_its_rights_the_request_is_refused(
     own_cluster: Cluster, definitions: Server, rights: Mapping[str, set[AuditedRequest]], component: str
 ) -> None:
-    """For each right somebody who has all others, and the very request."""
+    """For each right: an account with all other rights, and the request that needs it."""
     expected = sorted(rights[component])
     assert len(expected) == {"agent": 20, "controller": 68}[component]
     users = {missing: f"less-{component}-{number}" for number, missing in enumerate(expected)}
     items = [part for missing, user in users.items() for part in role_of(user, component, set(expected) - {missing})]
-    own_cluster.kubectl("create", "-f", "-", said=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    own_cluster.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     try:
         last = expected[-1]
         wait("the last role", lambda: allowed(definitions, users[last], expected[0]))
@@ -116,7 +116,7 @@ def role_of(user: str, component: str, granted: set[AuditedRequest]) -> list[dic
 
 
 def allowed(server: Server, user: str, right: AuditedRequest) -> bool:
-    """Whether somebody may, as the API server's authorizer has it."""
+    """Whether an account has a right, according to the API server's authorizer."""
     resource, _, subresource = right.resource.partition("/")
     expected = {"group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb}
     spec = {
@@ -129,7 +129,7 @@ def allowed(server: Server, user: str, right: AuditedRequest) -> bool:
 
 
 def refused(server: Server, user: str, right: AuditedRequest) -> bool:
-    """Whether the API server refuses the request itself, by name. What others ask on our behalf is asked as they do."""
+    """Whether the API server refuses the request itself, by name. Requests by other components on our behalf are sent as they do."""
     if right.resource in ("nodes/pods", "nodes/configz", "nodes/finalizers"):
         return not allowed(server, user, right)
     plural, _, subresource = right.resource.partition("/")
@@ -251,8 +251,8 @@ def test_the_kustomize_base_is_the_chart(own_cluster: Cluster) -> None:
         (("agent.extendedResources=true", "agent.config.loader.report.extendedResources=false"), False),
     ],
 )
-def test_who_writes_the_nodes_capacity_may(own_cluster: Cluster, values: tuple[str, ...], *, granted: bool) -> None:
-    """By the value or by the setting: what the agent is told to write is what its role lets it write."""
+def test_the_writer_of_the_nodes_capacity_has_the_right(own_cluster: Cluster, values: tuple[str, ...], *, granted: bool) -> None:
+    """By value or by setting: the agent's role allows exactly what the agent is configured to write."""
     chosen = [word for value in values for word in ("--set", value)]
     created = helm(own_cluster, "template", "x", CHART, *chosen, "--show-only", "templates/agent-rbac.yaml")
     role = next(item for item in map(msgspec.yaml.decode, created.split("\n---\n")) if item["kind"] == "ClusterRole")
@@ -297,7 +297,7 @@ def test_whatever_is_chosen_is_taken_by_the_api_server(
     assert len({output["kind"] for output in objects}) == kinds
     ours_alone = [item for item in objects if "monitoring.coreos.com" not in item["apiVersion"]]
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": ours_alone})
-    result = own_cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", said=listed)
+    result = own_cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", text=listed)
     assert result.count("(server dry run)") == len(ours_alone)
     for rule in (value for value in objects if value["kind"] == "PrometheusRule"):
         assert rule["spec"] == msgspec.yaml.decode((ROOT / "dashboards/rules.yaml").read_bytes())

@@ -1,4 +1,4 @@
-"""Two nodes, each with an agent of its own: each obeys what is for it, reports itself, and touches nobody else's pods."""
+"""Two nodes, each with its own agent, which applies its own configuration, reports itself, and writes only its own pods."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def applied_setting(agent: Agent) -> tuple[str, str]:
 
 
 @pytest.mark.long
-def test_each_obeys_its_own_configuration_and_touches_its_own_pods(two_nodes: Cluster, agents: list[Agent]) -> None:
+def test_each_applies_its_own_configuration_to_its_own_pods(two_nodes: Cluster, agents: list[Agent]) -> None:
     server, admins, kccs = two_nodes.server, within(CONSENT, ADMINS), within(CONSENT, KCCS)
     wait("accounts", lambda: server.ask("GET", f"/api/v1/namespaces/{CONSENT}/serviceaccounts/default"))
     pods = [
@@ -60,8 +60,8 @@ def test_each_obeys_its_own_configuration_and_touches_its_own_pods(two_nodes: Cl
     server.ask("POST", admins, an_admin("everybody", threshold(3)))
     server.ask("POST", admins, an_admin("small", threshold(2), nodeLabelSelector="kind=small", priority=1))
     first, second = agents
-    wait("node1 obeys what is for all", lambda: applied_setting(first) == ("3", f"{CONSENT}/everybody"))
-    wait("node2 obeys what is for it", lambda: applied_setting(second) == ("2", f"{CONSENT}/small"))
+    wait("node1 applies the object for all", lambda: applied_setting(first) == ("3", f"{CONSENT}/everybody"))
+    wait("node2 applies its own object", lambda: applied_setting(second) == ("2", f"{CONSENT}/small"))
     server.ask("PATCH", "/api/v1/nodes/node2", {"metadata": {"labels": {"kind": None}}}, MERGE)
     wait("a label that goes is another configuration", lambda: applied_setting(second) == ("3", f"{CONSENT}/everybody"))
     for node in ("node1", "node2"):
@@ -79,6 +79,6 @@ def test_each_obeys_its_own_configuration_and_touches_its_own_pods(two_nodes: Cl
     for item in ("everybody", "small"):
         server.ask("DELETE", f"{admins}/{item}")
     server.ask("DELETE", f"{kccs}/all")
-    wait("nobody obeys anything", lambda: [applied_setting(agent) for agent in agents] == [("5", "")] * 2)
+    wait("both have default values", lambda: [applied_setting(agent) for agent in agents] == [("5", "")] * 2)
     for pod in pods:
         server.ask("DELETE", pod.path)

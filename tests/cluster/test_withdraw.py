@@ -1,5 +1,5 @@
-"""`dioptase withdraw` on a real API server, as an account that may what docs/controller.md says: who ran is ended first, and of
-what agents and controllers wrote nothing stays but the objects."""
+"""`dioptase withdraw` on a real API server, with the rights in docs/controller.md: it ends the writers first, and removes all
+that agents and controllers wrote, except the objects."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_what_is_below_a_container_s_cgroup_is_parted_too(
         inner.close()
 
 
-def test_an_agent_that_was_killed_in_a_breach_does_not_lend_everything_anew(
+def test_an_agent_that_was_killed_in_a_breach_starts_with_the_reduced_quota(
     groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
 ) -> None:
     web, batch = groups
@@ -250,7 +250,7 @@ def test_a_queue_of_its_own_tasks_costs_batch_work_nothing(
     for process in (*web.processes, *web.burn(7)):
         os.sched_setaffinity(process.pid, {cpu})
     with Agent("--act", "on", *options) as agent:
-        eventually("it is seen who makes them wait", lambda: agent.view()["rule"] == "wait_by_others", 40)
+        eventually("the aggressor is identified", lambda: agent.view()["rule"] == "wait_by_others", 40)
         assert "and its own tasks for" in agent.view()["reason"]
         reclaimable = agent.view()["lent_cores"]
         for _ in range(5):
@@ -270,7 +270,7 @@ def test_another_policy_gives_back_what_the_former_one_changed(
     with Agent("--act", "on", *options) as second:
         eventually("batch runs with cpu.idle", lambda: idle(batch))
         eventually("the cpuset is whole again", lambda: knobs(web) == before[0])
-        # One after the other in the same round: whoever looks at once may find this one still narrow.
+        # Decisions of one cycle are applied one after the other: this one may still be the old value.
         expected = {**before[1], "cpu.idle": "1", **pinned(batch)}
         eventually(f"so is that of batch: {knobs(batch)}", lambda: knobs(batch) == expected)
         assert second.end() == 0
@@ -325,7 +325,7 @@ def test_a_port_that_is_taken_is_refused_with_the_remedy(options: list[str]) -> 
     assert "--listen" in run.stderr
 
 
-def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+def test_a_log_without_a_reader_does_not_stop_the_agent(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with suppress(BlockingIOError):
@@ -440,7 +440,7 @@ def test_without_pods_it_watches_everything_and_decides_nothing(
     before = knobs(groups[0]), knobs(groups[1])
     groups[0].burn(3)
     with Agent("--state-dir", str(tmp_path / "state")) as agent:
-        eventually("who runs is shown", lambda: groups[0].path in {c["cgroup"] for c in agent.view()["others"]})
+        eventually("the running cgroup is shown", lambda: groups[0].path in {c["cgroup"] for c in agent.view()["others"]})
         view = agent.view()
         assert (view["act"], view["containers"], view["changes"]) == ("off", [], [])
         assert [source["name"] for source in view["sources"] if not source["ok"]] == []

@@ -79,7 +79,7 @@ def explained(agent: Agent, pod: str) -> str:
     return " ".join(done.stdout.split())
 
 
-def test_a_pod_beyond_its_request_leaves_and_everybody_is_told(
+def test_a_pod_above_its_request_is_evicted_and_reported_everywhere(
     groups: tuple[TestCgroup, TestCgroup], tmp_path: Path
 ) -> None:
     online, batch = run(groups[0], EIGHT_MIB + SLEEP), run(groups[1], EIGHT_MIB + SLEEP)
@@ -102,7 +102,7 @@ def test_a_pod_beyond_its_request_leaves_and_everybody_is_told(
     assert [json.loads(line)["seq"] for line in lines] == [1, 2, 3]
 
 
-def test_a_dry_run_of_the_agent_shows_who_would_leave(groups: tuple[TestCgroup, TestCgroup], tmp_path: Path) -> None:
+def test_a_dry_run_of_the_agent_shows_the_victims(groups: tuple[TestCgroup, TestCgroup], tmp_path: Path) -> None:
     batch = run(groups[1], EIGHT_MIB + SLEEP)
     with Agent(*options(groups, tmp_path, "dry-run")) as agent:
         eventually("it is shown", lambda: len(evictions(agent)) == 1)
@@ -113,18 +113,18 @@ def test_a_dry_run_of_the_agent_shows_who_would_leave(groups: tuple[TestCgroup, 
         assert "default/batch would have to leave: " in agent.log
 
 
-def test_an_agent_that_is_killed_in_the_middle_kills_nobody_and_the_next_one_begins_anew(
+def test_an_agent_killed_during_an_eviction_kills_no_pod_and_the_next_one_restarts_it(
     groups: tuple[TestCgroup, TestCgroup], tmp_path: Path
 ) -> None:
     batch = run(groups[1], EIGHT_MIB + DEAF)
     grace_s = 2.0
     request = options(groups, tmp_path, rss={"graceS": grace_s})
     with Agent(*request) as agent:
-        eventually("it is asked", lambda: reasons(agent) == ["EvictCreated"])
+        eventually("the eviction is created", lambda: reasons(agent) == ["EvictCreated"])
         agent.process.kill()
         agent.process.wait()
     time.sleep(1.5 * grace_s)
-    assert batch.poll() is None, "nobody is left who could end it"
+    assert batch.poll() is None, "no agent is left to end it"
     with Agent(*request) as agent:
         eventually("the next one ends it", lambda: reasons(agent)[-1:] == ["EvictSucceeded"])
         assert batch.wait(20) == -signal.SIGKILL
@@ -180,7 +180,7 @@ def test_a_plugin_of_others_has_a_pod_leave_and_one_that_hangs_holds_nothing_up(
         observed = agent.view()["seq"]
         eventually("rounds go on", lambda: agent.view()["seq"] >= observed + 4)
         eventually(
-            "it is told that one hangs",
+            "a hanging pod is reported",
             lambda: any(
                 "did not answer within 5 s" in item["text"] for item in agent.view()["evictions"]["thresholds"]
             ),
@@ -202,7 +202,7 @@ def test_the_demo_lives_through_an_eviction_of_its_batch_job(tmp_path: Path) -> 
     try:
         eventually("it leaves", lambda: demo.poll() is not None or "job was evicted" in result.read_text(), 90)
         if "another demo is running" in result.read_text():
-            pytest.skip("somebody runs dioptase demo on this machine now")
+            pytest.skip("dioptase demo is running on this machine")
         demo.send_signal(signal.SIGINT)
         assert demo.wait(40) == 0, result.read_text()
     finally:

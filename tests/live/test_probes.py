@@ -1,4 +1,4 @@
-"""The agent and its probes beside run-queue waits: loaded after the start, joined into snapshots, gone at the end."""
+"""The agent's probes other than runqlat: loaded after the start, joined into snapshots, removed at the end."""
 
 from __future__ import annotations
 

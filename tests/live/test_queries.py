@@ -48,9 +48,9 @@ MAY_BE_ABSENT = {
     "dioptase_power_evict_pods": "the demo answers no power alerts",
     "dioptase_memory_provision_bytes": "the demo takes no advice of a stock advisor",
     "dioptase_overcommit_ratio": "the demo reports no overcommitment",
-    "dioptase_knob_repairs_total": "nobody else wrote to a knob",
-    "dioptase_forecast_cpu_peak_cores": "nothing is foretold before two hours are known",
-    "dioptase_forecast_memory_peak_bytes": "nothing is foretold before two hours are known",
+    "dioptase_knob_repairs_total": "no other process wrote to a knob",
+    "dioptase_forecast_cpu_peak_cores": "forecasts need two hours of history",
+    "dioptase_forecast_memory_peak_bytes": "forecasts need two hours of history",
     "dioptase_forecast_memory_used_bytes": "memory of batch work is not known",
     "dioptase_forecast_cpu_shortfall_mean_cores": "no forecast has come true",
     "dioptase_forecast_cpu_shortfall_max_cores": "no forecast has come true",
@@ -74,7 +74,7 @@ MAY_BE_ABSENT = {
     "dioptase_cgroup_block_io_request_bytes_total": "no request reached a disk",
     "dioptase_cgroup_memory_limit_bytes": "no cgroup has a limit",
     "dioptase_cgroup_cpu_limit_cores": "no cgroup has a quota",
-    "dioptase_cgroup_throttle_seconds": "nobody was throttled",
+    "dioptase_cgroup_throttle_seconds": "no cgroup was throttled",
 }
 """What a healthy machine need not have: a query of one of these may go unanswered, of everything else none may."""
 

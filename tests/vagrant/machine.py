@@ -141,7 +141,7 @@ class Machine:
         return self.vagrant("ssh", "--command", f"sudo sh -c {shlex.quote(command)}")
 
     def get(self, path: str) -> bytes:
-        """What the agent in the machine serves, asked of the forwarded port on this side."""
+        """Return what the agent in the machine serves at the forwarded port."""
         request = subprocess.run(
             self._inside([sys.executable, "-c", _FETCH, f"http://127.0.0.1:{PORT}{path}"]),
             capture_output=True,

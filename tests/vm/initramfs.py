@@ -1,6 +1,6 @@
 """The first file system of a guest: busybox, the modules that its root file system needs, and init.
 
-It is packed anew for every boot, in half a second: nothing of it can be stale.
+It is packed again for every boot, in half a second, so that it is never stale.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Debian's stock kernels, made ready to boot without a boot loader: unpacked and uncompressed.
+"""Debian's stock kernels, prepared to boot without a boot loader: unpacked and uncompressed.
 
-Nothing is installed on this machine: packages are downloaded by apt, from whatever sources it has, and unpacked into a cache,
-once for each version. A version is in the cache whole or not at all, whoever was killed and whatever disk was full.
+Nothing is installed on this machine: apt downloads packages from its sources, and they are unpacked into a cache, once per
+version. A version in the cache is complete, even after a killed run or on a full disk.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def obtain(series: str, cache: Path = CACHE) -> Kernel:
     """The newest kernel of the series `6.1` or `6.12`, from the cache or from the distribution. Raises as `fill` does."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
-        # Who comes second waits for the download, and finds it in the cache. The lock dies with its holder.
+        # A second process waits for the download and finds it in the cache. The lock is released when its holder dies.
         fcntl.flock(lock, fcntl.LOCK_EX)
         version = _newest(series)
         if version is None or not (cache / version / "vmlinux").exists():
@@ -71,7 +71,7 @@ def fill(directory: Path, version: str) -> None:
     Raises Missing, OSError and ValueError.
     """
     print(f"downloading and unpacking linux-image-{version}", flush=True)
-    # What a killed run had begun may still be written to by a program that it had started.
+    # A program started by a killed run may still be writing to the file.
     part = directory.with_name(f"{directory.name}.{os.getpid()}.part")
     for left in (directory, *directory.parent.glob(f"{directory.name}*.part")):
         shutil.rmtree(left, ignore_errors=True)

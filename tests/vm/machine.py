@@ -34,7 +34,7 @@ CLOCKS = {"tcg": "tsc=reliable clocksource=tsc", "kvm": ""}
 ask the HPET for every time that a program wants to know, which costs a device access. With this Python starts twice as fast."""
 QEMU = "qemu-system-x86_64"
 BOUND = ("setpriv", "--pdeathsig", "KILL")
-"""Whoever kills this process, even by SIGKILL, must not find the machine running on."""
+"""The machine must not survive this process, even if that is killed by SIGKILL."""
 _PROBE_S = 15.0
 _KVM = Path("/dev/kvm")
 
@@ -190,7 +190,7 @@ def _accelerator(kernel: Kernel, first: IO[bytes], out: Path) -> str:
 
 
 def _argv(kernel: Kernel, first: IO[bytes], accelerator: str, shape: Shape) -> list[str]:
-    # A string instruction is translated to a loop over bytes: nobody is to be told that it is the fast way to copy.
+    # A string instruction is translated to a loop over bytes: the guest must not treat it as the fast way to copy.
     how = ["kvm", "host"] if accelerator == "kvm" else ["tcg,thread=multi", "max,-erms,-fsrm"]
     return [
         QEMU, "-M", "q35", "-accel", how[0], "-cpu", how[1], *shape.options(),

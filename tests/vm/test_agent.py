@@ -61,7 +61,7 @@ class Node:
         return frozenset(web), frozenset(batch)
 
     def parted(self, every: frozenset[int]) -> bool:
-        """Whether each has some of these CPUs, all of them are somebody's and none is both's."""
+        """Whether each pod has some of these CPUs, every CPU belongs to a pod, and none to both."""
         web, batch = self.cpus()
         return bool(web and batch) and web | batch == every and not web & batch
 
@@ -103,7 +103,7 @@ def test_pools_follow_a_cpu_that_goes_offline_and_comes_back(node: Node, last_cp
     before, every = node.texts(), frozenset(read_topology(Path("/sys")).ids)
     last = max(every)
     with Agent(*options(tmp_path, {"advisor": {"policy": "canonical"}}, node)) as agent:
-        eventually("all CPUs are somebody's", lambda: running(agent) and node.parted(every))
+        eventually("every CPU belongs to a pod", lambda: running(agent) and node.parted(every))
         last_cpu.write_text("0")
         eventually("the others are", lambda: node.parted(every - {last}))
         assert last not in {cpu for cpus in agent.view()["pools"].values() for cpu in parse_cpu_list(cpus)}
@@ -157,7 +157,7 @@ def expected_files(node: Node) -> dict[str, str]:
     }
 
 
-def test_a_killed_agent_s_successor_moves_nobody_and_reset_brings_every_original_back(
+def test_the_agent_after_a_killed_one_moves_no_pod_and_reset_restores_every_original(
     node: Node, tmp_path: Path
 ) -> None:
     for group in (node.web, node.batch):

@@ -50,7 +50,7 @@ def groups() -> Iterator[Groups]:
 
 
 def list_pods(path: Path, groups: Groups, *names: str) -> None:
-    """Write the pods file anew, at once."""
+    """Replace the pods file atomically."""
     pods = [
         {
             "name": name,
@@ -69,7 +69,7 @@ def texts(groups: Groups) -> dict[tuple[str, str], str]:
     return {(name, knob): group.file("cpu", knob).read_text() for name, group in groups.items() for knob in KNOBS}
 
 
-def cpus_of(group: TestCgroup) -> frozenset[int]:
+def agreed_cpus(group: TestCgroup) -> frozenset[int]:
     """The CPUs of a pod: as they were written, as the kernel has them, and as its processes may use them; all three agree."""
     written = group.file("cpuset", "cpuset.cpus").read_text().strip()
     assert group.file("cpuset", "cpuset.cpus.effective").read_text().strip() == written
@@ -126,10 +126,10 @@ def test_a_share_pool_of_six_cpus_and_then_eight_and_the_rest_is_lent(
         for burners, (share, reclaimable, less) in zip((1, 2), grown, strict=False):
             groups["web"].burn(burners)
             settles(agent, groups, {"web": share, "batch": reclaimable, "more": reclaimable}, less)
-            web, batch = cpus_of(groups["web"]), cpus_of(groups["batch"])
-            assert batch == cpus_of(groups["more"])
+            web, batch = agreed_cpus(groups["web"]), agreed_cpus(groups["batch"])
+            assert batch == agreed_cpus(groups["more"])
             assert not web & batch
-            assert ALL - web - batch == rest, "what is kept for the system is nobody's, and nothing else is"
+            assert ALL - web - batch == rest, "exactly the CPUs reserved for the system belong to no pod"
         pools = agent.view()["pools"]
         assert (pools["share"], pools.get("reserve")) == (grown[-1][0], "0,24" if reserved else None)
         assert agent.end() == 0, agent.log

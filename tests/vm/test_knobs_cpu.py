@@ -135,7 +135,7 @@ def test_cpu_is_shared_by_weight(agent: KnobWriters, rivals: tuple[TestCgroup, T
     assert 3.2 <= more / less <= 5
 
 
-def test_an_idle_group_has_what_nobody_else_wants(agent: KnobWriters, rivals: tuple[TestCgroup, TestCgroup]) -> None:
+def test_an_idle_group_gets_only_unused_cpu(agent: KnobWriters, rivals: tuple[TestCgroup, TestCgroup]) -> None:
     with agent.turned((rivals[0], Knob.IDLE, "1")):
         idle, other = shares(rivals)
         assert idle <= other / 50

@@ -103,7 +103,7 @@ def test_no_more_is_swapped_than_swap_max(agent: KnobWriters, group: TestCgroup)
 
 
 def test_page_cache_is_dropped_and_anonymous_memory_stays(agent: KnobWriters, group: TestCgroup) -> None:
-    """With swap it takes Linux 6.9, which this kernel is asked for."""
+    """Requires Linux 6.9 with swap; older kernels skip this test."""
     hold(group, 32 * MIB)
     cache(group, DATA / "cached", 48 * MIB)
     try:

@@ -127,7 +127,7 @@ def test_a_program_that_goes_on_is_ended(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_program_ends_with_who_watches_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_program_ends_with_the_process_that_watches_it(tmp_path: Path, number: signal.Signals) -> None:
     inner = [*PYTHON, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"]
     log = f"__import__('pathlib').Path({str(tmp_path / 'log')!r})"
     outer = f"from tests.vm.machine import watch\nwatch({inner!r}, {log}, 600)"

@@ -1,4 +1,4 @@
-"""Eviction under real pressure: who leaves a node, or a NUMA node, that runs out of memory, and that nobody else does."""
+"""Eviction under real pressure: which pod leaves a node, or a NUMA node, that runs out of memory, and that no other does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def alive(group: TestCgroup) -> bool:
 
 
 def victims(done: list[Cycle]) -> list[tuple[str, str, bool]]:
-    """Who was chosen, by which plugin, and whether only to be shown."""
+    """Return the victims with their plugins, and whether each is only a dry run."""
     results = [victim for each in done if each.evictions is not None for victim in each.evictions.victims]
     return [(re.split("[-/]", victim.pod)[-1], victim.plugin, victim.dry_run) for victim in results]
 
@@ -59,13 +59,13 @@ def settings(plugin: str, *, dry: bool = False, **own: Mapping[str, Any]) -> dic
 
 
 def cycles_until_exit(loop: Any, between: Callable[[], None] = lambda: None) -> list[Cycle]:
-    """Rounds until somebody has left, with something to do between them, and three more."""
+    """Run cycles until a pod has exited, with `between` after each, and three more."""
 
     def left(each: Cycle) -> bool:
         between()
         return EvictionEventReason.SUCCEEDED in {event.reason for event in each.kills}
 
-    done = run_cycles_until(loop, "somebody has left", left)
+    done = run_cycles_until(loop, "a pod has exited", left)
     return [*done, *(run_cycle(loop) for _ in range(3))]
 
 
@@ -97,7 +97,7 @@ def test_the_largest_batch_pod_leaves_a_node_without_free_memory(tmp_path: Path)
 
 @pytest.fixture
 def crowded() -> Iterator[list[TestCgroup]]:
-    """The last NUMA node is nearly full, of somebody who is no pod; of two batch pods the one there is the smaller one."""
+    """The last NUMA node is nearly full with memory of no pod; of two batch pods the one on it is the smaller one."""
     first, *_, last = numa_nodes()
     with groups("filler", "web", "near", "far") as created:
         filler, web, near, far = created

@@ -83,7 +83,7 @@ def test_batch_work_meets_its_limit_before_the_node_runs_out_of_memory(
 
 @pytest.fixture
 def without_swap() -> Iterator[None]:
-    """Before Linux 6.9 nobody can say that page cache alone is to be reclaimed, unless there is nothing else to do."""
+    """Before Linux 6.9 a caller cannot limit reclaim to page cache, unless the cgroup has nothing else to reclaim."""
     device = f"/dev/{disk('swap').name}"
     subprocess.run(["swapoff", device], check=True)
     yield
@@ -173,7 +173,7 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
                 assert [each["asked_bytes"] for each in observed] == pytest.approx(result, abs=2)
                 given = sum(result)
                 eventually("it has given that", lambda group=group, given=given: swapped(group) >= 0.9 * given)
-                # The multi-generational LRU takes what it has begun with, many times as much now and then.
+                # The multi-generational LRU finishes what it has started, many times as much now and then.
                 assert generations() or swapped(group) <= 1.5 * given + MIB
             assert swapped(web) == 0
             # One has room for half of its memory only, the other for all; both want all of it back, time and again.
@@ -189,4 +189,4 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
                     each["law_bytes"] < 0.9 * each["last_bytes"] for each in misses
                 )
 
-            eventually("neither is asked for as much as before", backs_off)
+            eventually("both targets are reduced", backs_off)

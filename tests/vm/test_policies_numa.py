@@ -1,6 +1,6 @@
 """NUMA-aware placement on the nodes of this machine: real cpusets of dedicated, bound and other pods, and where they run.
 
-Two nodes or four, of two CPUs each; who has what is worked out by hand. Reclaimed pods keep a CPU of every node. A share pool
+Two nodes or four, of two CPUs each; the expected CPUs are computed by hand. Reclaimed pods keep a CPU of every node. A share pool
 wants two, and gets what is left of its nodes: one of one node.
 """
 
@@ -102,7 +102,7 @@ def seen_busy(group: TestCgroup) -> set[int]:
 
 NOBODYS = ("", "")
 INHERITED = {2: ("0-3", "0-1"), 4: ("0-7", "0-3")}
-"""What was inherited, of who has tasks now: the kernel takes no empty list from them any more."""
+"""Inherited values of cgroups with tasks: the kernel does not accept an empty list from them."""
 EXCLUSIVE: dict[int, list[dict[str, tuple[str, str]]]] = {
     2: [
         {"db": ("0-1", "0"), "web": ("2", "1"), "batch": ("0,3", "0-1"), "api": NOBODYS, "other": NOBODYS},

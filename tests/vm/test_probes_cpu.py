@@ -105,7 +105,7 @@ def pair(programs: Programs, hierarchy: Hierarchy) -> Iterator[Pair]:
 
 
 def test_a_pair_on_one_cpu_waits_for_what_it_does_not_run(pair: Pair) -> None:
-    """But for who else wanted that CPU, and the moments in which the two were stopped."""
+    """Excludes other tasks that wanted the CPU, and the times in which the two were stopped."""
     for ran, waited, _ in pair.kernel:
         assert near(ran + waited, pair.elapsed, 0.2)
         assert near(waited, pair.elapsed / 2, 0.4), "half of it is the other one's"

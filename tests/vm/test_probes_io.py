@@ -27,7 +27,7 @@ with open(sys.argv[1], "xb") as file:
     file.write(b"y" * int(sys.argv[2]))
 print("dirty", flush=True)
 """
-"""Makes a file: the kernel charges the writing back of a file to whoever began to write it, and changes its mind slowly."""
+"""Makes a file: the kernel charges the writing back of a file to the cgroup that first wrote it, and changes its mind slowly."""
 
 
 def block_io(programs: Programs, group: TestCgroup, device: str) -> BlockIo:
@@ -77,7 +77,7 @@ def test_direct_requests_are_those_of_io_stat_in_both_forms(programs: Programs, 
 
 
 def test_what_is_written_back_later_is_the_writers(programs: Programs, hierarchy: Hierarchy) -> None:
-    """On version 2 the kernel charges whoever dirtied the pages, though one of its own threads writes them."""
+    """On version 2 the kernel charges the cgroup that dirtied the pages, though a kernel thread writes them."""
     device = number_of("data")
     programs("blockio")
     size, file = 4 << 20, DATA / f"dioptase-test-{os.getpid()}-dirty"

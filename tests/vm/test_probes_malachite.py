@@ -112,7 +112,7 @@ class Expected:
 
 @pytest.fixture(scope="module")
 def pods(hierarchy: Hierarchy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
-    """Frozen, beside an agent that watches them and has seen them at work."""
+    """Two frozen cgroups, watched by an agent that has seen them running."""
     directory = tmp_path_factory.mktemp("malachite")
     listed = write_pods(directory / "pods.yaml", {WEB: "shared_cores", DB: "shared_cores", BATCH: "reclaimed_cores"})
     config = directory / "config.yaml"

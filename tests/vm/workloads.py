@@ -68,7 +68,7 @@ class KnobWriters(NamedTuple):
 
     @contextmanager
     def turned(self, *knobs: tuple[TestCgroup, Knob, str]) -> Iterator[None]:
-        """These knobs as asked for, written and read back by the agent, for so long; put back by it, bit for bit."""
+        """The knobs are written and read back by the agent for the duration of the block, and restored exactly."""
         decisions = [KnobCgroup(group).decide(knob, value) for group, knob, value in knobs]
         shown = [path for group, knob, _ in knobs for path in self.shown(group, knob)]
         before = [path.read_text() for path in shown]
@@ -192,7 +192,7 @@ def io(group: TestCgroup, device: str) -> dict[str, int]:
 
 
 def ran_on(processes: Collection[subprocess.Popen[bytes]]) -> set[int]:
-    """CPUs on which they were seen (proc(5): field 39 of stat). Who sleeps is seen where it last ran."""
+    """CPUs on which the processes were last running (proc(5): field 39 of stat)."""
     observed = set()
     for _ in range(60):
         for process in processes:

@@ -55,13 +55,13 @@ class RecordingProbe:
     name, form = "recording", "tp_btf"
 
     def __init__(self, observed: Any) -> None:
-        self._seen = observed
+        self._reading = observed
         self.complete: list[bool] = []
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> Any:
         assert live
         self.complete.append(complete)
-        return self._seen
+        return self._reading
 
     def lost(self) -> LostEvents:
         return LostEvents(full=0, backwards=0, asleep=0, seat=0)
