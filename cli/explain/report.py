@@ -189,8 +189,10 @@ def _region_text(advice: RegionAdvice) -> LabelledParts:
     )
     yield (
         "policy",
-        f"{formats.printable(advice.policy)}, "
-        f"from {formats.cores(advice.lower_cores)} to {formats.cores(advice.upper_cores)} cores",
+        (
+            f"{formats.printable(advice.policy)}, "
+            f"from {formats.cores(advice.lower_cores)} to {formats.cores(advice.upper_cores)} cores"
+        ),
     )
     for i, (control, value) in enumerate(advice.controls.items()):
         yield "" if i else "controls", f"{control.value} {formats.cores(value)} cores"
@@ -311,8 +313,10 @@ def knob_history_text(history: KnobHistory, now: LatestCycle, now_ns: int) -> It
     verb = "is" if holds else f"was, at {formats.clock(history.newest.wall_time_ns / 1e6)},"
     yield (
         "",
-        f"{history.knob} of {formats.printable(history.pod or history.cgroup)} {verb} "
-        f"{_knob_value_text(history.knob, history.value)}",
+        (
+            f"{history.knob} of {formats.printable(history.pod or history.cgroup)} {verb} "
+            f"{_knob_value_text(history.knob, history.value)}"
+        ),
     )
     yield "cgroup", formats.printable(history.cgroup) + (", removed" if history.removed else "")
     yield from _entry_text("decided", history.newest, now_ns)
@@ -337,8 +341,10 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
     status = formats.join([STATUS_TEXT[outcome.status], formats.printable(outcome.error)], ": ")
     yield (
         label,
-        f"#{entry.seq}, {when}: {_knob_value_text(knob, outcome.before)} → "
-        f"{_knob_value_text(knob, outcome.decision.value)}; {status}",
+        (
+            f"#{entry.seq}, {when}: {_knob_value_text(knob, outcome.before)} → "
+            f"{_knob_value_text(knob, outcome.decision.value)}; {status}"
+        ),
     )
     if outcome.repaired:
         yield "", "it had this value before; another process or the kernel changed it: repaired"
@@ -346,8 +352,10 @@ def _entry_text(label: str, entry: JournalEntry, now_ns: int) -> Iterator[tuple[
         yield "", f"the policy decided {_knob_value_text(knob, outcome.clamped_from)}, out of bounds"
     yield (
         "cycle",
-        f"{entry.cycle_seq:,}, {TRIGGER_TEXT.get(entry.trigger, entry.trigger)}; "
-        f"policy {formats.printable(entry.policy) or 'none'}",
+        (
+            f"{entry.cycle_seq:,}, {TRIGGER_TEXT.get(entry.trigger, entry.trigger)}; "
+            f"policy {formats.printable(entry.policy) or 'none'}"
+        ),
     )
     yield from reason_text(verdict)
 
@@ -365,8 +373,10 @@ def latest_cycle_text(now: LatestCycle) -> Iterator[tuple[str, str]]:
     yield "", f"Now: cycle {now.seq:,}, {formats.age(now.age_s)} ago, --act {now.act}"
     yield (
         "advice",
-        f"{now.action or 'no advice'}: "
-        f"{formats.printable(now.text) or 'no policy; only the knobs requested in the settings are applied'}",
+        (
+            f"{now.action or 'no advice'}: "
+            f"{formats.printable(now.text) or 'no policy; only the knobs requested in the settings are applied'}"
+        ),
     )
     if now.rule:
         limit = "" if now.threshold is None else f", threshold {now.threshold:g}"

@@ -53,10 +53,8 @@ def blame_rows(interval: ProbeInterval) -> list[CgroupBlame]:
 
 def render_blame_matrix(interval: ProbeInterval, width: int, height: int | None) -> Group:
     """Pure: `rest` sums the aggressors without a column; an aggressor that did not wait has a line without numbers."""
-    head = (
-        f"{interval.probe}, form {interval.form}, {interval.interval_s:.1f} s: milliseconds a second that each waited"
-    )
-    lines = [Text(f"{head} for a CPU, by the cgroup that held it", style="bold")]
+    head = f"{interval.probe}, form {interval.form}, {interval.interval_s:.1f} s: milliseconds a second of wait"
+    lines = [Text(f"{head} for a CPU, by its holder", style="bold")]
     if interval.problem:
         lines.append(Text(printable(interval.problem), style="yellow"))
     rows = blame_rows(interval)

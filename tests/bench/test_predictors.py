@@ -64,7 +64,7 @@ def row(**changes: float) -> PredictorRow:
 
 @pytest.mark.parametrize(
     ("changes", "missed_goal"),
-    [({}, None), ({"missed": 8}, "misses"), ({"by_10": 4}, "big"), ({"lent": 33.9}, "lent")],
+    [({}, None), ({"missed": 8}, "misses"), ({"by_10": 4}, "big"), ({"reclaimable": 33.9}, "lent")],
 )
 def test_goals(changes: dict[str, float], missed_goal: str | None) -> None:
     assert [name for name, verdict, _ in goals(row(**changes)) if verdict == "MISS"] == (

@@ -23,6 +23,7 @@ from api.measurements import CpuTimes, Pressure, RunqLatency
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, Snapshot
+from tests.builders.pods import reclaimed, shared
 
 CPUS = 4
 S = 1_000_000_000
@@ -50,14 +51,8 @@ LATENCY_BOUNDS_S = (
     0.5,
 )
 
-WEB = Pod(
-    uid="default/web", namespace="default", name="web", qos=QoSLevel.SHARED,
-    containers=(Container(name="web", cgroup="/dioptase-demo-online", cpu_request_cores=2.0),),
-)  # fmt: skip
-BATCH = Pod(
-    uid="default/batch", namespace="default", name="batch", qos=QoSLevel.RECLAIMED,
-    containers=(Container(name="batch", cgroup="/dioptase-demo-batch"),),
-)  # fmt: skip
+WEB = shared("web", cgroup="/dioptase-demo-online", cpu_request=2.0)
+BATCH = reclaimed("batch", cgroup="/dioptase-demo-batch")
 LONG = Pod(
     uid="team-search/query-frontend", namespace="team-search", name="query-frontend-6f7c9d8b5-x2x7z-blue-canary-eu-west-1",
     qos=QoSLevel.SHARED,

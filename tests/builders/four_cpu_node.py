@@ -24,10 +24,9 @@ from api.decision import ActMode, Advice, Cycle, Decision, Outcome, OutcomeStatu
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Knob, Reason
 from api.measurements import CpuTimes, Pressure, RunqLatency
-from api.pod import Container, Pod
-from api.qos import QoSLevel
 from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, Snapshot
 from exporters.prometheus.families import AgentInfo
+from tests.builders.pods import reclaimed, shared
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -41,21 +40,13 @@ SLOW_WAITS: Mapping[int, int] = {7: 80, 15: 20}
 """An online pod in trouble: p99 is inside 16-33 ms."""
 BATCH_WAITS: Mapping[int, int] = {10: 50}
 
-WEB = Pod(
-    uid="default/web",
-    namespace="default",
-    name="web",
-    qos=QoSLevel.SHARED,
-    containers=(Container(name="web", cgroup="/web", cpu_request_cores=2.0, memory_request_bytes=256 * MIB),),
+WEB = shared(
+    "web",
+    cpu_request=2.0,
+    memory_request=256 * MIB,
     annotations={"dioptase.io/latency-metric": "http_request_duration_seconds"},
 )
-BATCH = Pod(
-    uid="default/batch",
-    namespace="default",
-    name="batch",
-    qos=QoSLevel.RECLAIMED,
-    containers=(Container(name="batch", cgroup="/batch"),),
-)
+BATCH = reclaimed("batch")
 
 
 def topology(cpus: int = 4) -> Topology:

@@ -55,25 +55,25 @@ def test_a_user_and_a_password_that_are_missing_or_wrong(
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     for user in ("", "me:wrong@"):
         result = refusal(f"https://{user}localhost:{agent.port}")
-        assert "asks for a user and a password" in result.reason
+        assert "requires a user and a password" in result.reason
         assert result.remedy == f"--url https://USER:PASSWORD@localhost:{agent.port}"
     assert AgentClient(f"https://me:secret@localhost:{agent.port}").view().seq == 4
 
 
 def test_plain_http_where_tls_is_spoken(secured: tuple[AgentServer, Path]) -> None:
     result = refusal(f"http://localhost:{secured[0].port}")
-    assert f"if it has a --web-config with a certificate, ask https://localhost:{secured[0].port}" in result.remedy
+    assert f"if it has a --web-config with a certificate, use https://localhost:{secured[0].port}" in result.remedy
     assert "kubectl dioptase" in result.remedy, "as in the pod of an agent that the chart installed"
 
 
 def test_a_token_that_it_does_not_have() -> None:
-    async def nobodys(_token: str, _path: str) -> bool | None:
+    async def reject(_token: str, _path: str) -> bool | None:
         return None
 
-    agent = AgentServer(tokens=TokenReviewer(nobodys))
+    agent = AgentServer(tokens=TokenReviewer(reject))
     result = refusal(agent.url)
     agent.close()
-    assert result.reason == f"http://127.0.0.1:{agent.port} asks for a token of an account of the cluster"
+    assert result.reason == f"http://127.0.0.1:{agent.port} requires the token of a service account"
     assert "kubectl dioptase" in result.remedy
 
 
@@ -81,4 +81,4 @@ def test_tls_where_plain_http_is_spoken() -> None:
     agent = AgentServer()
     result = refusal(f"https://127.0.0.1:{agent.port}")
     agent.close()
-    assert f"ask http://127.0.0.1:{agent.port}" in result.remedy
+    assert f"use http://127.0.0.1:{agent.port}" in result.remedy

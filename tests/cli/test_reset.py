@@ -31,7 +31,7 @@ def test_without_a_state_directory_there_is_nothing_to_do(tmp_path: Path, monkey
     result = CliRunner().invoke(reset, [])
     assert (result.exit_code, result.output) == (
         0,
-        f"Nothing to put back: {tmp_path}/none does not exist. An agent with another --state-dir keeps its own.\n",
+        f"Nothing to restore: {tmp_path}/none does not exist. If the agent had another --state-dir, name it.\n",
     )
     assert not (tmp_path / "none").exists()
 

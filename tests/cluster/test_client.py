@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 
 import pytest
 
@@ -15,6 +15,7 @@ from kube.informer import Informer
 from kube.leader_election import LEASE_S, LEASES, LeaderElection
 from kube.objects import PartialObjectMetadata, ResourceType, UnstructuredObject
 from kube.watch import WatchEvent, WatchEventType
+from tests.builders.waiting import until_async
 from tests.cluster.cluster import Cluster
 from tests.cluster.objects import a_map, a_pod
 from tests.cluster.server import APPLY, Refused, Server
@@ -28,13 +29,6 @@ class ConfigMap(PartialObjectMetadata, frozen=True, kw_only=True):
 
 MAPS = ResourceType("", "v1", "configmaps", "ConfigMap", ConfigMap, namespaced=True)
 PODS = ResourceType("", "v1", "pods", "Pod", UnstructuredObject, namespaced=True)
-
-
-async def until(what: str, probe: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < end, what
-        await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
@@ -132,10 +126,10 @@ async def test_an_informer_misses_nothing_while_the_server_is_killed_and_the_sto
     async with running(informer.run()):
         await client.create(MAPS, a_map("stays"), namespace)
         await client.create(MAPS, a_map("goes"), namespace)
-        await until("both are known", lambda: len(informer.store) == 2)
+        await until_async(lambda: len(informer.store) == 2, "both are known", 60)
         await asyncio.to_thread(away)
-        await until("the change is known", lambda: f"{namespace}/comes" in informer.store)
-        await until("and the other", lambda: len(informer.store) == 2)
+        await until_async(lambda: f"{namespace}/comes" in informer.store, "the change is known", 60)
+        await until_async(lambda: len(informer.store) == 2, "and the other", 60)
         assert set(informer.store) == {f"{namespace}/stays", f"{namespace}/comes"}
         assert sorted(messages) == [("comes", True), ("goes", False), ("goes", True), ("stays", True)]
 
@@ -148,13 +142,13 @@ async def test_an_informer_lists_again_after_410(
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     async with running(informer.run()):
         await client.create(MAPS, a_map("goes"), namespace)
-        await until("it is known", lambda: len(informer.store) == 1)
+        await until_async(lambda: len(informer.store) == 1, "it is known", 60)
     server.ask("DELETE", f"{path}/goes")
     server.ask("POST", path, a_map("comes"))
     await asyncio.to_thread(own_cluster.compact)
     await asyncio.to_thread(own_cluster.restart_server)
     async with running(informer.run()):
-        await until("it has listed", lambda: f"{namespace}/comes" in informer.store)
+        await until_async(lambda: f"{namespace}/comes" in informer.store, "it has listed", 60)
     assert set(informer.store) == {f"{namespace}/comes"}
     assert informer.relists == 1
 
@@ -216,7 +210,7 @@ async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(clie
         asyncio.ensure_future(election.lead(lambda name=name: work(name)))
         for election, name in zip(elections, "ab", strict=True)
     ]
-    await until("one leads", lambda: at_work)
+    await until_async(lambda: at_work, "one leads", 60)
     await asyncio.sleep(5)
     first = (elections[0].leading and "a") or "b"
     assert at_work == [first]
@@ -225,7 +219,7 @@ async def test_of_two_one_leads_and_the_other_follows_when_it_is_given_back(clie
     leader.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await leader
-    await until("the other leads", lambda: at_work and at_work != [first])
+    await until_async(lambda: at_work and at_work != [first], "the other leads", 60)
     assert time.monotonic() - began < LEASE_S, "it was given back, and not waited for"
     lease = await client.get(LEASES, key)
     assert (lease.spec.holder_identity, lease.spec.lease_transitions, most) == (({"a", "b"} - {first}).pop(), 1, 1)
@@ -254,14 +248,14 @@ async def test_a_leader_stops_working_while_the_server_is_away_and_leads_again(
             await election.lead(work)
 
     async with running(lead()):
-        await until("it leads", lambda: at_work == 1)
+        await until_async(lambda: at_work == 1, "it leads", 60)
         await asyncio.to_thread(own_cluster.daemons.end, "kube-apiserver")
         try:
-            await until("it has stopped", lambda: at_work == 0, LEASE_S)
+            await until_async(lambda: at_work == 0, "it has stopped", LEASE_S)
         finally:
             await asyncio.to_thread(own_cluster.daemons.again, "kube-apiserver")
         await asyncio.to_thread(own_cluster.control.ready)
-        await until("it leads again", lambda: at_work == 1)
+        await until_async(lambda: at_work == 1, "it leads again", 60)
 
 
 async def test_an_absent_server_differs_from_a_refusal(own_cluster: Cluster, client: KubeClient) -> None:
@@ -286,17 +280,19 @@ async def test_a_pod_that_its_budget_needs_is_not_evicted_and_another_is(
     server.ask("POST", budgets, {"metadata": {"name": "web"}, "spec": spec})
     pods = {name: await client.create(PODS, a_pod(name, app="web"), namespace) for name in ("one", "two")}
     uids = {name: pod.metadata.uid for name, pod in pods.items()}
-    await until(
-        "the budget allows one",
+    await until_async(
         lambda: server.ask("GET", f"{budgets}/web").get("status", {}).get("disruptionsAllowed") == 1,
+        "the budget allows one",
+        60,
     )
     await client.evict(PODS, f"{namespace}/one", uids["one"])
     with pytest.raises(ApiError) as raised:
         await client.evict(PODS, f"{namespace}/two", uids["two"])
     assert (raised.value.status, raised.value.causes) == (429, ("DisruptionBudget",))
-    await until(
-        "only the other is left",
+    await until_async(
         lambda: [pod["metadata"]["name"] for pod in server.ask("GET", PODS.collection(namespace))["items"]] == ["two"],
+        "only the other is left",
+        60,
     )
 
 

@@ -251,7 +251,9 @@ def test_the_kustomize_base_is_the_chart(own_cluster: Cluster) -> None:
         (("agent.extendedResources=true", "agent.config.loader.report.extendedResources=false"), False),
     ],
 )
-def test_the_writer_of_the_nodes_capacity_has_the_right(own_cluster: Cluster, values: tuple[str, ...], *, granted: bool) -> None:
+def test_the_writer_of_the_nodes_capacity_has_the_right(
+    own_cluster: Cluster, values: tuple[str, ...], *, granted: bool
+) -> None:
     """By value or by setting: the agent's role allows exactly what the agent is configured to write."""
     chosen = [word for value in values for word in ("--set", value)]
     created = helm(own_cluster, "template", "x", CHART, *chosen, "--show-only", "templates/agent-rbac.yaml")

@@ -6,19 +6,20 @@ import json
 import re
 import socket
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from api.metrics import CONTROLLER_METRICS
+from tests.builders import waiting
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 PATIENCE_S = 60
+until = partial(waiting.until, seconds=PATIENCE_S)
 OF_CONTROLLER = re.compile("|".join(metric.name for metric in CONTROLLER_METRICS))
 COMPARISON = re.compile(r" (==|!=|<=|>=|<|>) ")
 Labels = dict[str, str]
@@ -76,15 +77,6 @@ def filled(expr: str) -> str:
     expr = expr.replace("[$__rate_interval]", "[15s]")
     assert not re.search(r"\$[a-zA-Z_]", expr), f"a variable that this test does not know: {expr}"
     return expr
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """What the condition gives once it gives something."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.2)
-    return result
 
 
 class Prometheus:

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from tests.builders.waiting import until
 
 DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
 
@@ -39,11 +40,8 @@ def write_pods(path: Path, levels: Mapping[str, str], names: Sequence[str] = ())
 
 
 def eventually(what: str, check: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    """Wait until the check holds; give up with the sentence."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+    """Wait until the check holds; fail with `what` after the timeout."""
+    until(check, what, seconds)
 
 
 class Agent:

@@ -440,7 +440,9 @@ def test_without_pods_it_watches_everything_and_decides_nothing(
     before = knobs(groups[0]), knobs(groups[1])
     groups[0].burn(3)
     with Agent("--state-dir", str(tmp_path / "state")) as agent:
-        eventually("the running cgroup is shown", lambda: groups[0].path in {c["cgroup"] for c in agent.view()["others"]})
+        eventually(
+            "the running cgroup is shown", lambda: groups[0].path in {c["cgroup"] for c in agent.view()["others"]}
+        )
         view = agent.view()
         assert (view["act"], view["containers"], view["changes"]) == ("off", [], [])
         assert [source["name"] for source in view["sources"] if not source["ok"]] == []

@@ -209,6 +209,6 @@ def test_the_demo_lives_through_an_eviction_of_its_batch_job(tmp_path: Path) -> 
         demo.kill()
         demo.wait()
     text = result.read_text()
-    assert "comes again in 10 s: Resident memory is" in text
+    assert "restarts in 10 s: Resident memory is" in text
     assert "evictions      1 of the batch job: Resident memory is" in text
     assert "none differs" in text

@@ -15,18 +15,14 @@ from agent.config.memory import MemoryConfig
 from api.advice import NO_BANDWIDTH, Headroom, NicBandwidth
 from api.decision import Cycle
 from api.knobs import Reason
-from api.pod import Container, Pod
-from api.qos import QoSLevel
 from cli.explain.answer import Explanation, explain_target, known_targets
 from cli.explain.report import explanation_text
 from exporters.view.cycle_view import build_view
 from tests.agent.advisor.memory.builders import situation
 from tests.builders import colocation_run
+from tests.builders.pods import dedicated
 
-DB = Pod(
-    uid="default/db", namespace="default", name="db", qos=QoSLevel.DEDICATED, problems=("annotation x: is not y; write z",),
-    containers=(Container(name="db", cgroup="/db", cpu_request_cores=1.0),),
-)  # fmt: skip
+DB = dedicated("db", cpu_request=1.0, problems=("annotation x: is not y; write z",))
 CANONICAL = colocation_run.simulate_run(40, others=(DB,), config=AgentConfig(advisor=AdvisorConfig(policy="canonical")))
 LAST = CANONICAL.rounds[-1]
 LATER_NS = LAST.snapshot.wall_time_ns + colocation_run.S

@@ -186,7 +186,7 @@ async def test_a_deleted_agent_is_an_error_that_the_page_shows() -> None:
             assert (status, kind) == (502, "application/json")
             document = json.loads(body)
             assert document["error"] == "its agent agent-1 was just deleted"
-            assert "this page finds the next one by itself" in document["remedy"]
+            assert "this page finds it by itself" in document["remedy"]
         assert cluster.looks == 1, "not at every request"
 
 
