@@ -13,11 +13,11 @@ WIDTH, HEIGHT = 860, 470
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 46, 52
 DASHED = 'stroke-dasharray="6 4"'
 COLOURS = ("#4d4d4d", "#1f9d8a", "#d1495b", "#e08e0b", "#7b4fb5", "#0b6fd6", "#05b0d6", "#8c6d46")
-"""Told apart by people with the common colour blindnesses too; lines also differ by their labels' places."""
+"""Distinguishable with the common colour blindnesses; lines also differ by the position of their labels."""
 
 
 class ChartPoint(msgspec.Struct, frozen=True):
-    """One median and the smallest and largest of its rounds."""
+    """A median with the minimum and maximum of its rounds."""
 
     x: float
     y: float
@@ -26,7 +26,7 @@ class ChartPoint(msgspec.Struct, frozen=True):
 
 
 class ChartMark(NamedTuple):
-    """A point with a name of its own, and the smallest and largest of its rounds."""
+    """A named point with the minimum and maximum of its rounds."""
 
     x: float
     y: float
@@ -34,11 +34,11 @@ class ChartMark(NamedTuple):
     high: float
     name: str
     joined: bool = False
-    """Whether it belongs to the line."""
+    """Whether the point belongs to the line."""
 
 
 class ChartGoal(NamedTuple):
-    """A line to be below of, or right of."""
+    """A line that values should be below of, or right of."""
 
     name: str
     y: float | None = None
@@ -47,11 +47,11 @@ class ChartGoal(NamedTuple):
 
 ChartLines = Mapping[str, Sequence[ChartPoint]]
 AxisNames = Mapping[float, str]
-"""What to write below some places of the x axis."""
+"""Labels of places on the x axis."""
 
 
 def line_chart(title: str, x_label: str, y_label: str, lines: ChartLines, names: AxisNames | None = None) -> str:
-    """The whole SVG document. Points without a positive y are left out: the axis is logarithmic."""
+    """Draw an SVG document. Points without a positive y are left out: the axis is logarithmic."""
     shown = {name: [p for p in points if p.y > 0] for name, points in lines.items()}
     points = [point for line in shown.values() for point in line]
     if not points:
@@ -68,7 +68,7 @@ def line_chart(title: str, x_label: str, y_label: str, lines: ChartLines, names:
 def scatter_chart(
     title: str, x_label: str, y_label: str, marks: Sequence[ChartMark], goals: Sequence[ChartGoal] = ()
 ) -> str:
-    """The whole SVG document: named points, a line through those that are joined, and dashed lines at the goals."""
+    """Draw an SVG document: named points, a line through the joined ones, and dashed lines at the goals."""
     if not marks:
         return _document([f'<text x="20" y="30">{escape(title)}: no data</text>'])
     places = [ChartPoint(mark.x, mark.y, mark.low, mark.high) for mark in marks]
@@ -91,7 +91,7 @@ def scatter_chart(
 
 
 def _goal(axes: _Axes, goal: ChartGoal) -> list[str]:
-    """A dashed line where the goal is, with its name."""
+    """Draw a dashed line with the name of the goal."""
     if goal.y is not None:
         y = f"{axes.y(goal.y):.1f}"
         ends, at = f'x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}"', f'x="{LEFT + 6}" y="{float(y) - 5:.1f}"'
@@ -103,7 +103,7 @@ def _goal(axes: _Axes, goal: ChartGoal) -> list[str]:
 
 
 class _Axes:
-    """From numbers to pixels."""
+    """Converts values to pixels."""
 
     def __init__(self, points: Sequence[ChartPoint]) -> None:
         self.xs = sorted({point.x for point in points})
@@ -140,12 +140,12 @@ def _grid(axes: _Axes, x_label: str, y_label: str, names: AxisNames) -> list[str
 
 
 def _label_rows(axes: _Axes, lines: ChartLines) -> list[float]:
-    """A height for each line's label: at its last point, pushed down where labels would cover each other."""
-    wanted = {name: axes.y(line[-1].y) if line else float(HEIGHT) for name, line in lines.items()}
+    """Return a height for each line's label: at its last point, moved down where labels would overlap."""
+    heights = {name: axes.y(line[-1].y) if line else float(HEIGHT) for name, line in lines.items()}
     rows: dict[str, float] = {}
     last = float(TOP) - 16
-    for name in sorted(wanted, key=lambda key: wanted[key]):
-        last = rows[name] = max(wanted[name], last + 16)
+    for name in sorted(heights, key=lambda key: heights[key]):
+        last = rows[name] = max(heights[name], last + 16)
     return [rows[name] for name in lines]
 
 

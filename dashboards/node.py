@@ -96,7 +96,7 @@ def _cpu() -> list[Panel]:
         line_panel(
             "Use by mode",
             "cores",
-            "Steal is time that the hypervisor gave to somebody else.",
+            "Steal is time that the hypervisor gave to other guests.",
             Query(
                 rate_by(CPU, f'{NODE_SELECTOR},mode!="idle"', "job, instance, mode"), f"{{{{mode}}}} {INSTANCE_LEGEND}"
             ),
@@ -140,7 +140,7 @@ def _cpu() -> list[Panel]:
         line_panel(
             "Interrupts",
             "1/s",
-            "All kinds together, by CPU; on one CPU alone they slow whoever runs there.",
+            "All kinds together, by CPU; on a single CPU they slow every task that runs there.",
             Query(
                 top_series(rate_by("dioptase_node_interrupts_total", NODE_SELECTOR, "job, instance, cpu")),
                 f"CPU {{{{cpu}}}} {INSTANCE_LEGEND}",
@@ -166,7 +166,7 @@ def _pressure() -> list[Panel]:
         line_panel(
             "All tasks stalled",
             units.PercentUnit,
-            "Share of time in which nobody got on: lost work. Above a few percent it is felt.",
+            "Share of time in which all tasks were stalled: lost work. More than a few percent is noticeable.",
             of("full"),
         ),
     ]
@@ -205,7 +205,7 @@ def _disks() -> list[Panel]:
         line_panel(
             "Room on file systems",
             units.PercentUnit,
-            "Free for whoever is not root.",
+            "Free space for users other than root.",
             Query(
                 f"dioptase_node_filesystem_available_bytes{{{NODE_SELECTOR}}} / dioptase_node_filesystem_size_bytes{{{NODE_SELECTOR}}}",
                 f"{{{{mountpoint}}}} {INSTANCE_LEGEND}",
@@ -248,11 +248,11 @@ def _network() -> list[Panel]:
             ),
         ),
         line_panel(
-            "Bandwidth promised to pods",
+            "Bandwidth guaranteed to pods",
             "Mbits",
-            "What pods ask for of each card, beside what it can promise. `dioptase explain POD` says which card is whose.",
+            "Requests of pods on each card, and its capacity. `dioptase explain POD` shows the card of a pod.",
             Query(
-                f"dioptase_network_promised_mbit{{{NODE_SELECTOR}}}", f"{{{{interface}}}}: promised {INSTANCE_LEGEND}"
+                f"dioptase_network_promised_mbit{{{NODE_SELECTOR}}}", f"{{{{interface}}}}: guaranteed {INSTANCE_LEGEND}"
             ),
             Query(
                 f"dioptase_network_capacity_mbit{{{NODE_SELECTOR}}}",

@@ -44,8 +44,8 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
 
 def imported(tree: ast.AST) -> set[str]:
     """Modules, and names in modules, that are imported anywhere in it."""
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    return {name for node in found for name in (node.module or "", *(f"{node.module}.{a.name}" for a in node.names))}
+    results = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return {name for node in results for name in (node.module or "", *(f"{node.module}.{a.name}" for a in node.names))}
 
 
 def test_modules_do_not_import_one_another_in_a_circle() -> None:

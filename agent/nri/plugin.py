@@ -340,7 +340,9 @@ class NriPlugin:
                 response.adjust.linux.resources.CopyFrom(to_oci_resources(adjustment.values))
                 pairs = {knob: (original, adjustment.values[knob]) for knob, original in adjustment.owners.items()}
                 response.adjust.annotations[ORIGINALS_ANNOTATION] = self._annotations.write(container_id, pairs)
-                self._context.pending_originals.add(adjustment.cgroup, adjustment.owners, now, done=adjustment.outcomes)
+                self._context.pending_originals.add(
+                    adjustment.cgroup, adjustment.owners, now, outcomes=adjustment.outcomes
+                )
         return response
 
     async def _update_container(self, request: Any) -> wire.UpdateContainerResponse:
@@ -356,7 +358,7 @@ class NriPlugin:
             update = response.update.add(container_id=request.container.id, ignore_failure=True)
             update.linux.resources.CopyFrom(to_oci_resources(adjustment.values))
             self._context.pending_originals.add(
-                adjustment.cgroup, adjustment.owners, now, anew=True, done=adjustment.outcomes
+                adjustment.cgroup, adjustment.owners, now, existing=True, outcomes=adjustment.outcomes
             )
         return response
 

@@ -16,7 +16,7 @@ from exporters.view.cycle_view import ContainerView, View
 
 
 def cgroup_label(container: ContainerView) -> str:
-    """The pod, and its container where that has another name; the path where no pod is listed."""
+    """Return the pod, with the container if it has another name; the path if the cgroup belongs to no pod."""
     if not container.pod:
         return formats.printable(container.cgroup)
     text = formats.printable(container.pod)
@@ -26,19 +26,19 @@ def cgroup_label(container: ContainerView) -> str:
 
 
 def cgroup_labels(containers: Iterable[ContainerView]) -> Mapping[str, str]:
-    """By path."""
+    """Return the labels by cgroup path."""
     return {container.cgroup: cgroup_label(container) for container in containers}
 
 
 def fit_label(text: str, width: int) -> str:
-    """Exactly so wide. Pods differ at their beginnings, paths at their ends: that end is kept."""
+    """Cut or pad to exactly `width` cells. Pods differ at their beginnings, paths at their ends, which is kept."""
     if cell_len(text) <= width:
         return set_cell_size(text, width)
     if text.startswith("/"):
-        kept = text[-width * 2 :]
-        while cell_len(kept) > width - 1:
-            kept = kept[1:]
-        return set_cell_size("…" + kept, width)
+        tail = text[-width * 2 :]
+        while cell_len(tail) > width - 1:
+            tail = tail[1:]
+        return set_cell_size("…" + tail, width)
     return set_cell_size(text[: width * 2], width - 1) + "…"
 
 
@@ -47,7 +47,7 @@ _NO_SPACES = str.maketrans({" ": None})
 
 
 class ContainerColumn(NamedTuple):
-    """`importance`: the lowest leaves first. `name` and `trend` take what is left."""
+    """A column of the table; on a narrow terminal the columns of lowest `importance` are dropped first."""
 
     title: str
     width: int
@@ -89,73 +89,79 @@ CONTAINER_COLUMNS = (
     ContainerColumn("latency", 13, 7, _request_latency_cell),
 )
 MIN_TREND_WIDTH = 6
-"""Least width of the sparkline of waits; its importance is 3."""
+"""Minimum width of the sparkline of latencies; its importance is 3."""
 MIN_NAME_WIDTH = 13
 
 
 def container_table(view: View, history: Sequence[View], width: int, max_lines: int) -> list[Text]:
-    """Heading and one line a container, then the other cgroups that run or wait most; busiest first where not all fit."""
+    """Render a heading, a line per container, then the other cgroups with most CPU or waits; the busiest if not all fit."""
     if not view.containers and not view.others:
         text = Text("Nothing runs: no pods are listed, and no cgroup used or waited for a CPU.", style="dim")
         text.truncate(width, overflow="ellipsis")
         return [text]
-    columns, trend = _select_columns(width)
-    name = width - sum(c.width + 1 for c in columns) - (trend + 1 if trend else 0)
-    spare = max(min(name - 40, 30 - trend), 0) if trend else 0
-    name, trend = name - spare, trend + spare
+    columns, trend_width = _select_columns(width)
+    name_width = width - sum(c.width + 1 for c in columns) - (trend_width + 1 if trend_width else 0)
+    spare = max(min(name_width - 40, 30 - trend_width), 0) if trend_width else 0
+    name_width, trend_width = name_width - spare, trend_width + spare
     shown = list(view.containers)
     if len(shown) > max_lines:
         shown = sorted(shown, key=lambda c: c.cpu_cores or 0.0, reverse=True)[: max_lines - 1]
-    left_out = len(view.containers) - len(shown)
+    omitted = len(view.containers) - len(shown)
     shown += view.others[: max(max_lines - len(shown) - 1, 0)]
-    heads = [set_cell_size("pod" if view.containers else "cgroup", name), *(c.title.rjust(c.width) for c in columns)]
-    made = [
+    heads = [
+        set_cell_size("pod" if view.containers else "cgroup", name_width),
+        *(c.title.rjust(c.width) for c in columns),
+    ]
+    lines = [
         Text(
-            " ".join([*heads, *([("wait p99" if trend >= 8 else "waits").ljust(trend)] if trend else [])]), style="dim"
+            " ".join(
+                [*heads, *([("wait p99" if trend_width >= 8 else "waits").ljust(trend_width)] if trend_width else [])]
+            ),
+            style="dim",
         )
     ]
     for container in shown:
-        line = Text.assemble((fit_label(cgroup_label(container), name), label_style(container)))
+        line = Text.assemble((fit_label(cgroup_label(container), name_width), label_style(container)))
         for column in columns:
             line.append(" " + right_align(column.cell(container), column.width))
-        if trend:
-            line.append(" " + _runq_latency_trend(container, history, trend), "magenta")
-        made.append(line)
-    if left_out:
-        made.append(Text(f"and {left_out} more with less CPU", style="dim"))
-    return made
+        if trend_width:
+            line.append(" " + _runq_latency_trend(container, history, trend_width), "magenta")
+        lines.append(line)
+    if omitted:
+        lines.append(Text(f"and {omitted} more with less CPU", style="dim"))
+    return lines
 
 
 def _select_columns(width: int) -> tuple[list[ContainerColumn], int]:
-    """Columns that fit beside a name of NAME cells, and the sparkline's width or 0."""
-    wanted: list[tuple[int, ContainerColumn | None]] = [(c.importance, c) for c in CONTAINER_COLUMNS]
-    wanted.append((3, None))
-    left = width - MIN_NAME_WIDTH
-    kept: list[ContainerColumn | None] = []
-    for _, column in sorted(wanted, key=lambda pair: pair[0], reverse=True):
-        need = 1 + (MIN_TREND_WIDTH if column is None else column.width)
-        if need > left:
+    """Return the columns that fit next to the name column, and the width of the sparkline or 0."""
+    candidates: list[tuple[int, ContainerColumn | None]] = [(c.importance, c) for c in CONTAINER_COLUMNS]
+    candidates.append((3, None))
+    free = width - MIN_NAME_WIDTH
+    selected: list[ContainerColumn | None] = []
+    for _, column in sorted(candidates, key=lambda pair: pair[0], reverse=True):
+        cells = 1 + (MIN_TREND_WIDTH if column is None else column.width)
+        if cells > free:
             break
-        left -= need
-        kept.append(column)
-    return [c for c in CONTAINER_COLUMNS if c in kept], MIN_TREND_WIDTH if None in kept else 0
+        free -= cells
+        selected.append(column)
+    return [c for c in CONTAINER_COLUMNS if c in selected], MIN_TREND_WIDTH if None in selected else 0
 
 
 def label_style(container: ContainerView) -> str:
-    """Colour of a name: batch, online, or nobody's."""
+    """Return the colour of a name: batch, online, or a cgroup of no pod."""
     return "yellow" if is_reclaimed(container) else "cyan" if container.pod else ""
 
 
 def right_align(text: str, width: int) -> str:
-    """Exactly so wide, cut with an ellipsis."""
+    """Right-align to exactly `width` cells; cut a longer text with an ellipsis."""
     return text.rjust(width) if cell_len(text) <= width else text[: width - 1] + "…"
 
 
 def _runq_latency_trend(container: ContainerView, history: Sequence[View], width: int) -> str:
-    """p99 waits of the latest rounds, the newest last."""
+    """Render the p99 latencies of the latest cycles, the newest last."""
     values: list[float | None] = []
     for view in history[-width:]:
-        same = next((c for c in (*view.containers, *view.others) if c.cgroup == container.cgroup), None)
-        wait = None if same is None else same.wait
+        container_now = next((c for c in (*view.containers, *view.others) if c.cgroup == container.cgroup), None)
+        wait = None if container_now is None else container_now.wait
         values.append(None if wait is None else wait.p99_us if wait.p99_us is not None else wait.mean_us)
     return sparkline(values, SPARKLINE_LOW_US, SPARKLINE_HIGH_US).rjust(width)

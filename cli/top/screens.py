@@ -1,4 +1,4 @@
-"""Screens of `dioptase top` beside the overview (waits, memory, threads, I/O) and their keys. Pure."""
+"""Screens of `dioptase top` besides the overview (waits, memory, threads, I/O) and their keys. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from exporters.view.activity import PressureView
 from exporters.view.cycle_view import ContainerView, View
 
 REFAULT_MAX_AGE_CYCLES = 15
-"""So many rounds a value that is read every few rounds only stays on the screen."""
+"""Number of cycles that a value stays on the screen which is not read in every cycle."""
 _NO_SPACES = str.maketrans({" ": None})
 
 
 class ScreenColumn(NamedTuple):
-    """`read` gives what the column is sorted by; the lowest importance leaves first where the terminal is narrow."""
+    """A column; `value` is also the sort key. On a narrow terminal the columns of lowest importance are dropped first."""
 
     title: str
     width: int
     importance: int
-    read: Callable[[ContainerView], float | None]
-    say: Callable[[float | None], str]
+    value: Callable[[ContainerView], float | None]
+    format: Callable[[float | None], str]
 
 
 class TopScreen(NamedTuple):
-    """One screen: key, what it is called, and the columns of its table; the first is what it is sorted by at first."""
+    """One screen: key, short and full title, and columns; the table is sorted by the first column at first."""
 
     key: str
     short: str
@@ -40,8 +40,8 @@ class TopScreen(NamedTuple):
     columns: tuple[ScreenColumn, ...]
 
 
-def _compact(say: Callable[[float | None], str]) -> Callable[[float | None], str]:
-    return lambda value: say(value).translate(_NO_SPACES)
+def _compact(format_value: Callable[[float | None], str]) -> Callable[[float | None], str]:
+    return lambda value: format_value(value).translate(_NO_SPACES)
 
 
 def _compact_size(value: float | None) -> str:
@@ -61,13 +61,13 @@ def _memory_used_ratio(c: ContainerView) -> float | None:
 
 
 def _uninterruptible_threads(c: ContainerView) -> float | None:
-    """Threads that no signal wakes and that do not wait for a disk: those stand under i/o."""
+    """Return the threads that no signal wakes, without those that wait for a disk: these are in column i/o."""
     states = c.threads_by_state
     return states.uninterruptible - (states.iowait or 0) if states else None
 
 
 OVERVIEW = TopScreen("1", "overview", "overview", ())
-RUNQ_LATENCY = TopScreen("2", "waits", "who waits on whom", (
+RUNQ_LATENCY = TopScreen("2", "waits", "interference", (
     ScreenColumn("waiting", 8, 9, lambda c: c.wait_cores, formats.cores),
     ScreenColumn("p99", 6, 8, lambda c: c.wait.p99_us if c.wait else None, _compact(formats.duration)),
     ScreenColumn("p50", 6, 6, lambda c: c.wait.p50_us if c.wait else None, _compact(formats.duration)),
@@ -109,7 +109,7 @@ IO = TopScreen("5", "i/o", "disk and network", (
 SCREENS = {screen.key: screen for screen in (OVERVIEW, RUNQ_LATENCY, MEMORY, THREADS, IO)}
 HELP_LINES = (
     "1 overview              lent and used CPU, waits, decisions",
-    "2 who waits on whom     ms of wait a second, by who had the CPU meanwhile",
+    "2 interference          ms of wait a second, by the cgroup that held the CPU",
     "3 memory and reclaim    use, limits, reclaim (ms a second), refaults, OOM kills",
     "4 threads and pressure  threads by state, load, share of time stalled (PSI)",
     "5 disk and network      bytes a second, p99 of disk requests, TCP retransmits",
@@ -119,8 +119,8 @@ HELP_LINES = (
     "? h                     this help, and back",
     "q                       quit; so does Ctrl-C",
     "",
-    "headroom                CPU that can be promised to reclaimed pods in all,",
-    "                        what they use now included",
+    "headroom                CPU for all reclaimed pods together,",
+    "                        their current use included",
     "",
     "The page of the agent shows the same numbers with their history.",
 )
@@ -129,15 +129,15 @@ HELP_LINES = (
 def screen_lines_of(
     view: View, history: Sequence[View], screen: TopScreen, sort: int, size: tuple[int, int]
 ) -> list[Text]:
-    """What is between the header and the last line; `sort` is a column's index, or -1 for the name."""
+    """Render the lines between header and key line; `sort` is the index of a column, or -1 for the name."""
     width, height = size
-    upper = {
+    header = {
         RUNQ_LATENCY.key: lambda: blame_matrix(view, history, width, max(height // 2, 6)),
         MEMORY.key: lambda: _memory_header(view, width),
         THREADS.key: lambda: _pressure_header(view, width),
         IO.key: lambda: [_pressure_bar(view, "io", "yellow", width)],
     }[screen.key]()
-    return [*upper, *_cgroup_table(view, history, screen, sort, (width, height - len(upper)))]
+    return [*header, *_cgroup_table(view, history, screen, sort, (width, height - len(header)))]
 
 
 def _cgroup_table(
@@ -145,94 +145,94 @@ def _cgroup_table(
 ) -> list[Text]:
     width, height = size
     columns = _columns_that_fit(screen.columns, width)
-    by = screen.columns[sort] if 0 <= sort < len(screen.columns) else None
+    sort_column = screen.columns[sort] if 0 <= sort < len(screen.columns) else None
     cgroups = _carry_refaults(view, history)
-    if by is None:
+    if sort_column is None:
         cgroups.sort(key=cgroup_label)
     else:
-        cgroups.sort(key=lambda c: (by.read(c) is None, -(by.read(c) or 0.0)))
-    name = width - sum(column.width + 1 for column in columns)
-    heads = [set_cell_size("cgroup" + (" ▾" if by is None else ""), name)]
-    heads += [right_align(("▾" if column is by else "") + column.title, column.width) for column in columns]
-    made = [Text(" ".join(heads), style="dim")]
-    room = max(height - 1, 0)
-    shown = cgroups[:room] if len(cgroups) <= room else cgroups[: max(room - 1, 0)]
+        cgroups.sort(key=lambda c: (sort_column.value(c) is None, -(sort_column.value(c) or 0.0)))
+    name_width = width - sum(column.width + 1 for column in columns)
+    heads = [set_cell_size("cgroup" + (" ▾" if sort_column is None else ""), name_width)]
+    heads += [right_align(("▾" if column is sort_column else "") + column.title, column.width) for column in columns]
+    lines = [Text(" ".join(heads), style="dim")]
+    max_rows = max(height - 1, 0)
+    shown = cgroups[:max_rows] if len(cgroups) <= max_rows else cgroups[: max(max_rows - 1, 0)]
     for c in shown:
-        line = Text.assemble((fit_label(cgroup_label(c), name), label_style(c)))
+        line = Text.assemble((fit_label(cgroup_label(c), name_width), label_style(c)))
         for column in columns:
-            line.append(" " + right_align(column.say(column.read(c)), column.width))
-        made.append(line)
+            line.append(" " + right_align(column.format(column.value(c)), column.width))
+        lines.append(line)
     hidden = len(cgroups) - len(shown) + view.other_cgroups - len(view.others)
-    if hidden > 0 and len(made) < height:
-        made.append(Text(f"and {hidden:,} more", style="dim"))
-    return made[: max(height, 0)]
+    if hidden > 0 and len(lines) < height:
+        lines.append(Text(f"and {hidden:,} more", style="dim"))
+    return lines[: max(height, 0)]
 
 
 def _carry_refaults(view: View, history: Sequence[View]) -> list[ContainerView]:
-    """All cgroups of the View; what is read every few rounds only is what it was when it was read last."""
-    before: dict[str, float] = {}
-    for seen in history[-REFAULT_MAX_AGE_CYCLES:]:
-        before |= {c.cgroup: c.refaults for c in (*seen.containers, *seen.others) if c.refaults is not None}
+    """Return all cgroups of the view; refaults, which are not read in every cycle, have their latest value."""
+    latest: dict[str, float] = {}
+    for cycle in history[-REFAULT_MAX_AGE_CYCLES:]:
+        latest |= {c.cgroup: c.refaults for c in (*cycle.containers, *cycle.others) if c.refaults is not None}
     return [
-        c if c.refaults is not None else msgspec.structs.replace(c, refaults=before.get(c.cgroup))
+        c if c.refaults is not None else msgspec.structs.replace(c, refaults=latest.get(c.cgroup))
         for c in (*view.containers, *view.others)
     ]
 
 
 def _columns_that_fit(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
-    left = width - 14
-    kept = []
+    free = width - 14
+    selected = []
     for column in sorted(columns, key=lambda c: -c.importance):
-        if column.width + 1 > left:
+        if column.width + 1 > free:
             break
-        left -= column.width + 1
-        kept.append(column)
-    return [column for column in columns if column in kept]
+        free -= column.width + 1
+        selected.append(column)
+    return [column for column in columns if column in selected]
 
 
 def _memory_header(view: View, width: int) -> list[Text]:
     node = view.node
     total, free = node.memory_total_bytes, node.memory_available_bytes
     used = bar(max(width // 4, 8), total or 0, ((total - free, "█", "cyan"),) if total and free is not None else ())
-    made = [Text.assemble("memory ", used, f" {formats.size(free)} of {formats.size(total)} could be had")]
+    lines = [Text.assemble("memory ", used, f" {formats.size(free)} of {formats.size(total)} available")]
     reclaim = node.reclaim
     facts = [
         f"direct reclaim {_milliseconds(reclaim.direct_ms if reclaim else None)} ms/s",
         f"at limits {_milliseconds(reclaim.limit_ms if reclaim else None)} ms/s",
         f"stalled {_pressure_text(node.pressure.get('memory'))}",
     ]
-    made.append(Text("reclaim " + formats.join(facts)))
+    lines.append(Text("reclaim " + formats.join(facts)))
     for k in node.kswapd[:2]:
-        made.append(
+        lines.append(
             Text(
                 f"kswapd{k.node} active {formats.percent(k.active_ratio)} · wakeups {_tenths(k.wakeups)}/s · "
                 f"scanned {_tenths(k.scanned_pages)}/s · reclaimed {_tenths(k.reclaimed_pages)}/s"
             )
         )
     if view.memory is not None:
-        promised = view.memory.headroom_bytes
-        told = formats.ABSENT if promised is None else formats.size(round(promised))
+        headroom = view.memory.headroom_bytes
+        amount = formats.ABSENT if headroom is None else formats.size(round(headroom))
         state = view.memory.condition.state.value
-        made.append(
-            Text(f"batch   {told} can be promised · {state}: {formats.printable(view.memory.condition.reason.text)}")
+        lines.append(
+            Text(f"batch   {amount} headroom · {state}: {formats.printable(view.memory.condition.reason.text)}")
         )
     low = [f"{zone.node} {formats.printable(zone.name)}" for zone in node.zones if zone.free < zone.low]
     if low:
-        made.append(Text(f"! below the low watermark: {', '.join(low)}", style="yellow"))
+        lines.append(Text(f"! below the low watermark: {', '.join(low)}", style="yellow"))
     for victim in node.oom_victims[-2:]:
         what = f"{formats.printable(victim.command)} (process {victim.pid}) of {formats.printable(victim.cgroup)}"
-        made.append(Text(f"✕ {formats.clock(victim.wall_time_ns / 1e6)} killed for memory: {what}", style="red"))
-    return made
+        lines.append(Text(f"✕ {formats.clock(victim.wall_time_ns / 1e6)} killed for memory: {what}", style="red"))
+    return lines
 
 
 def _pressure_header(view: View, width: int) -> list[Text]:
     node = view.node
     styles = {"cpu": "cyan", "memory": "magenta", "io": "yellow"}
-    made = [_pressure_bar(view, resource, style, width) for resource, style in styles.items()]
+    lines = [_pressure_bar(view, resource, style, width) for resource, style in styles.items()]
     load = " ".join(formats.cores(value) for value in node.load) if node.load else formats.ABSENT
     counts = f"running {formats.integer(node.running)} · blocked {formats.integer(node.blocked)}"
-    made.append(Text(f"load   {load} · {counts}"))
-    return made
+    lines.append(Text(f"load   {load} · {counts}"))
+    return lines
 
 
 def _pressure_bar(view: View, resource: str, style: str, width: int) -> Text:
@@ -252,16 +252,16 @@ SORT_BY_NAME = -1
 
 
 class ScreenSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on the screen."""
+    """The selected screen and its sort order."""
 
     screen: str = OVERVIEW.key
     sort: int = 0
-    """Index of the column that the screen's table is sorted by; BY_NAME is by name."""
+    """Index of the column that the table is sorted by, or SORT_BY_NAME."""
     help: bool = False
 
 
 def handle_key(choice: ScreenSelection, key: str) -> ScreenSelection | None:
-    """What is chosen after a key; None ends the view. A key without a meaning changes nothing."""
+    """Return the selection after a key; None ends the view. Unknown keys change nothing."""
     columns = len(SCREENS[choice.screen].columns)
     if key in "qQ":
         return None
@@ -273,6 +273,6 @@ def handle_key(choice: ScreenSelection, key: str) -> ScreenSelection | None:
         return msgspec.structs.replace(choice, sort=SORT_BY_NAME)
     if key in "sS" and columns:
         step = 1 if key == "s" else -1
-        now = choice.sort if choice.sort != SORT_BY_NAME else -step
-        return msgspec.structs.replace(choice, sort=(now + step) % columns)
+        current = choice.sort if choice.sort != SORT_BY_NAME else -step
+        return msgspec.structs.replace(choice, sort=(current + step) % columns)
     return choice

@@ -106,7 +106,7 @@ RICH_MEMORY = MemoryAdvice(
     policy="canonical",
     headroom_bytes=3072.0 * MIB,
     headroom_by_numa={0: 3072.0 * MIB},
-    headroom_reason=Reason(rule="memory_headroom_canonical", text="3 GiB are promised.", inputs={"total_bytes": 8192 * MIB}),
+    headroom_reason=Reason(rule="memory_headroom_canonical", text="3 GiB of headroom.", inputs={"total_bytes": 8192 * MIB}),
     provision_by_numa={0: 2048.0 * MIB},
     condition=MemoryCondition(state=MemoryPressure.NO_RISK, reason=Reason(rule="memory_no_risk", text="4 GiB are free.")),
     numa_conditions={
@@ -127,7 +127,7 @@ RICH_EVICTIONS = EvictionResult(
         ),
         EvictionThreshold(
             plugin=MEMORY_PLUGIN, met=ThresholdMet.NOT_MET, scope="SystemMemory", subject="psi",
-            reason=Reason(rule="input_missing", text="memory pressure is not known; nobody is evicted for that."),
+            reason=Reason(rule="input_missing", text="memory pressure is not known; no pod is evicted for that."),
         ),
         EvictionThreshold(
             plugin="rss-overuse-eviction-plugin", met=ThresholdMet.SOFT, scope="rss", value=1.05, observed=1.5, since_ns=S,
@@ -167,7 +167,7 @@ RICH_PROMISE = Headroom(
     cores_by_numa={0: 0.25},
     memory_bytes=3072.0 * MIB,
     memory_by_numa={0: 3072.0 * MIB},
-    reason=Reason(rule="estimate", text="0.25 cores can be promised."),
+    reason=Reason(rule="estimate", text="0.25 cores of headroom."),
 )
 RICH_ADVERTISED = Headroom(
     cores=0.5,
@@ -319,7 +319,7 @@ def full_snapshot(snapshot: Snapshot) -> Snapshot:
 
 def full_policy_result(finished: Cycle) -> Cycle:
     """The round with something of everything that policies can say."""
-    said = msgspec.structs.replace(
+    changed = msgspec.structs.replace(
         finished.advice or advice(),
         cpu=RICH_CPU,
         rejected=RICH_REJECTED,
@@ -329,7 +329,7 @@ def full_policy_result(finished: Cycle) -> Cycle:
     )
     return msgspec.structs.replace(
         finished,
-        advice=said,
+        advice=changed,
         memory=RICH_MEMORY,
         shadow=RICH_SHADOW,
         evictions=RICH_EVICTIONS,
@@ -340,7 +340,7 @@ def full_policy_result(finished: Cycle) -> Cycle:
 
 
 def full_cycle(seq: int = 2, *, cgroups: int = 0) -> Cycle:
-    """A round of which every row of the catalogue has something to show; `cgroups` more, owned by nobody, like /web."""
+    """Return a cycle with a value for every row of the catalogue; `cgroups` more belong to no pod and resemble /web."""
     finished = busy_cycle(seq, cgroups=cgroups)
     return full_policy_result(
         msgspec.structs.replace(

@@ -16,7 +16,7 @@ UNKNOWN = msgspec.structs.replace(
     forecast=msgspec.structs.replace(
         CPU.forecast,
         peak=None,
-        reason=Reason(rule="no_history", text="Less than 10 minutes of use are known, too little to foretell."),
+        reason=Reason(rule="no_history", text="Less than 10 minutes of use are known, too little for a forecast."),
     ),
 )
 
@@ -34,7 +34,7 @@ ALARM = "memory: at most 2.93 GiB within the hour, 1.95 GiB now, not trusted yet
             msgspec.structs.replace(CPU, score=None, used=None),
             f"cpu: at most 2.25 cores within the hour, {ABSENT} cores now",
         ),
-        (UNKNOWN, "cpu: Less than 10 minutes of use are known, too little to foretell."),
+        (UNKNOWN, "cpu: Less than 10 minutes of use are known, too little for a forecast."),
     ],
 )
 def test_a_forecast_in_words(outlook: Forecast, text: str) -> None:

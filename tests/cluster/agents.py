@@ -44,9 +44,9 @@ class Agent:
         try:
             wait("a round of the agent", lambda: self._process.poll() is not None or self.metrics(), 40)  # type: ignore[union-attr]
         except Late as error:
-            raise Late(f"{error}: {self.said()}") from None
+            raise Late(f"{error}: {self.log_tail()}") from None
         if self._process.poll() is not None:
-            raise Late(f"the agent ended: {self.said()}")
+            raise Late(f"the agent ended: {self.log_tail()}")
 
     def end(self) -> int:
         """Its exit status."""
@@ -68,7 +68,7 @@ class Agent:
         if self._process is not None and self._process.poll() is None:
             self.end()
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
 
     def ask(self, path: str) -> str:
@@ -77,8 +77,8 @@ class Agent:
 
     def source(self, name: str) -> bool | None:
         """Whether a source is well; None where there is none of that name."""
-        found = [up for key, up in self.metrics().items() if key.startswith(f'dioptase_source_up{{source="{name}"')]
-        return bool(found[0]) if found else None
+        results = [up for key, up in self.metrics().items() if key.startswith(f'dioptase_source_up{{source="{name}"')]
+        return bool(results[0]) if results else None
 
     def metrics(self) -> dict[str, float]:
         """Samples by name and labels, as they are written."""

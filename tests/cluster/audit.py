@@ -1,4 +1,4 @@
-"""What service accounts asked the API server for, by its own audit log."""
+"""The requests of service accounts to the API server, from its audit log."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class AuditedRequest(NamedTuple):
 class Entry(NamedTuple):
     """One request, and what came of it."""
 
-    asked: AuditedRequest
+    request: AuditedRequest
     status: int
     path: str
 
 
 def words(folder: Path) -> list[str]:
-    """What the API server is told, with the log in this folder."""
+    """Return the API server's audit options, with the log in this folder."""
     policy = folder / "audit.json"
     policy.write_text(json.dumps(POLICY))
     return [f"--audit-policy-file={policy}", f"--audit-log-path={folder / 'audit.log'}", "--audit-log-mode=blocking"]
@@ -47,9 +47,9 @@ def entries(folder: Path, account: str) -> Iterator[Entry]:
     """Requests of one account, `namespace/name`, in the order in which they were answered; watches when they begin."""
     user = f"system:serviceaccount:{account.replace('/', ':')}"
     for line in (folder / "audit.log").read_text().splitlines():
-        said = json.loads(line)
-        about = said.get("objectRef")
-        if said["user"]["username"] == user and about is not None:
+        document = json.loads(line)
+        about = document.get("objectRef")
+        if document["user"]["username"] == user and about is not None:
             resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
-            asked = AuditedRequest(about.get("apiGroup", ""), resource, said["verb"])
-            yield Entry(asked, said["responseStatus"]["code"], said["requestURI"])
+            request = AuditedRequest(about.get("apiGroup", ""), resource, document["verb"])
+            yield Entry(request, document["responseStatus"]["code"], document["requestURI"])

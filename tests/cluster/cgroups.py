@@ -1,6 +1,6 @@
-"""The cgroups of nodes: one node of this machine has the usual /kubepods, every other a root of its own, and all of them go.
+"""The cgroups of nodes: one node of this machine has the usual /kubepods, every other one its own root; all are removed.
 
-Hierarchies of version 1, of version 2, and both beside each other: whatever is mounted below the root.
+Works with version 1, version 2 and hybrid hierarchies: whatever is mounted below the root.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _FILLED = ("cpuset.cpus", "cpuset.mems")
 
 
 def prepare(names: Names, node: str, root: Path = ROOT) -> str:
-    """What kubelet is to be told as its `cgroupRoot`: `/` where nobody has the usual place yet."""
+    """Return kubelet's `cgroupRoot`: `/` if the usual place is free."""
     if _takes_usual(names, root):
         return "/"
     own = names.cgroup(node)
     for hierarchy in hierarchies(root):
-        made = hierarchy / own
-        made.mkdir(exist_ok=True)
+        created = hierarchy / own
+        created.mkdir(exist_ok=True)
         for file in _FILLED:
             if (hierarchy / file).exists():
-                (made / file).write_text((hierarchy / file).read_text())
+                (created / file).write_text((hierarchy / file).read_text())
         if (hierarchy / "cgroup.controllers").exists():
             _delegate(hierarchy)
     return f"/{own}"
@@ -45,10 +45,10 @@ def hierarchies(root: Path = ROOT) -> list[Path]:
 
 def mine(names: Names, root: Path = ROOT) -> list[Path]:
     """Tops of what belongs to a cluster."""
-    found = [path for hierarchy in hierarchies(root) for path in hierarchy.glob(f"dioptase-{names.number}-*")]
+    results = [path for hierarchy in hierarchies(root) for path in hierarchy.glob(f"dioptase-{names.number}-*")]
     if _owner(names) == str(names.number):
-        found += [hierarchy / USUAL for hierarchy in hierarchies(root) if (hierarchy / USUAL).exists()]
-    return found
+        results += [hierarchy / USUAL for hierarchy in hierarchies(root) if (hierarchy / USUAL).exists()]
+    return results
 
 
 def remove(names: Names, root: Path = ROOT, seconds: float = 30) -> None:

@@ -1,4 +1,4 @@
-"""Clusters come and go: who may have which number, and everything of one removed, found by its names, whoever was killed."""
+"""Numbers of clusters, and removal of everything that belongs to one, found by name even after its process was killed."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Owner(msgspec.Struct, frozen=True):
         return started(self.pid) == self.started
 
 
-def claim(numbers: Iterable[int], *, kept: bool, home: Path = HOME) -> Names:
-    """The first of these numbers that is free, for this process; `kept`, for as long as nobody removes it. Raises Taken.
+def claim(numbers: Iterable[int], *, retained: bool, home: Path = HOME) -> Names:
+    """The first of these numbers that is free, for this process; if `retained`, until it is removed. Raises Taken.
 
     What was left behind by processes that are gone is removed before.
     """
@@ -53,7 +53,7 @@ def claim(numbers: Iterable[int], *, kept: bool, home: Path = HOME) -> Names:
             new = home / f"new-{number}"
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
-            if not kept:
+            if not retained:
                 (new / "owner").write_bytes(msgspec.json.encode(Owner(os.getpid(), started(os.getpid()))))
             new.rename(names.run)
             _make_mount_points(home)
@@ -72,11 +72,11 @@ def release(names: Names) -> None:
 def release_abandoned(also: Iterable[int] = (), home: Path = HOME) -> list[int]:
     """The same of every cluster whose process is gone, and of those with these numbers; returns which there were."""
     with _alone(home):
-        gone = [number for number in known_clusters(home) if number in also or is_abandoned(Names(number, home))]
-        for number in gone:
+        removed = [number for number in known_clusters(home) if number in also or is_abandoned(Names(number, home))]
+        for number in removed:
             remove_all(Names(number, home))
         _share_nothing(home)
-    return gone
+    return removed
 
 
 def known_clusters(home: Path = HOME) -> list[int]:
@@ -94,7 +94,7 @@ def is_abandoned(names: Names) -> bool:
 
 
 def owner_of(names: Names) -> Owner | None:
-    """None of one that is kept until somebody removes it."""
+    """Return no process for a cluster that is kept until it is removed explicitly."""
     try:
         return msgspec.json.decode((names.run / "owner").read_bytes(), type=Owner)
     except FileNotFoundError:
@@ -142,8 +142,8 @@ def _spaces(names: Names) -> list[str]:
 
 
 def _links(names: Names) -> list[str]:
-    ours = (names.bridge, names.link(CONTROL), names.link("node"))
-    return sorted(path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(ours))
+    own_links = (names.bridge, names.link(CONTROL), names.link("node"))
+    return sorted(path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(own_links))
 
 
 def _mounts_below(folder: Path) -> list[str]:
@@ -153,12 +153,12 @@ def _mounts_below(folder: Path) -> list[str]:
 
 def _make_mount_points(home: Path) -> None:
     """A node mounts over paths of this machine, so there must be something; what was made for that is written down before."""
-    with (home / "made").open("a") as made:
+    with (home / "made").open("a") as created:
         for path in map(Path, OWN):
             for part in (*reversed(path.parents), path):
                 if not part.exists():
-                    made.write(f"{part}\n")
-                    made.flush()
+                    created.write(f"{part}\n")
+                    created.flush()
                     part.mkdir()
 
 
@@ -167,10 +167,10 @@ def _share_nothing(home: Path) -> None:
     if known_clusters(home):
         return
     try:
-        made = (home / "made").read_text().split()
+        text = (home / "made").read_text().split()
     except OSError:
         return
-    for part in reversed(made):
+    for part in reversed(text):
         if part == str(SPACES) and SPACES.exists() and not any(SPACES.iterdir()):
             # iproute2 has mounted it over itself.
             _quietly("umount", part)

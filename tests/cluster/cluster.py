@@ -1,4 +1,4 @@
-"""A cluster as one thing: begun with an API server alone, grown by nodes, asked, hurt, and removed."""
+"""A cluster: started with an API server, extended by nodes, and removed as a whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Failed(Exception):
 
 
 class Cluster:
-    """One of ours, new or found by its name: nothing is known of it but what its folder says."""
+    """One of own_cluster, new or found by its name: nothing is known of it but what its folder says."""
 
     def __init__(self, names: Names, programs: Mapping[str, Path]) -> None:
         self.names, self.programs = names, dict(programs)
@@ -54,11 +54,11 @@ class Cluster:
     @property
     def nodes(self) -> list[Node]:
         """In the order of their names."""
-        found = [name for name in self.daemons.names() if name.startswith("node") and "-" not in name]
-        return [Node(self.names, name, self.programs, self.daemons) for name in found]
+        results = [name for name in self.daemons.names() if name.startswith("node") and "-" not in name]
+        return [Node(self.names, name, self.programs, self.daemons) for name in results]
 
     def begin(self) -> None:
-        """etcd and the API server: no controllers, no nodes."""
+        """Start etcd and the API server, without controllers and nodes."""
         network.lay(self.names)
         self.control.begin()
         self.server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": CONSENT}})
@@ -87,14 +87,14 @@ class Cluster:
             if error.status != 404:
                 raise
             return False
-        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
-    def kubectl(self, *words: object, said: str | None = None) -> str:
+    def kubectl(self, *words: object, text: str | None = None) -> str:
         """What it prints. Raises Failed."""
         command = [str(self.programs["kubectl"]), f"--kubeconfig={self.kubeconfig}", *map(str, words)]
         # Its cache is the cluster's, and no proxy is between.
         settings = {"PATH": self.daemons.path, "HOME": str(self.names.run)}
-        return printed(command, settings, said)
+        return printed(command, settings, text)
 
     def compact(self) -> int:
         """Have etcd forget everything but what is now; the revision of now."""
@@ -113,21 +113,21 @@ class Cluster:
         cleanup.release(self.names)
 
 
-def printed(command: Sequence[str], settings: Mapping[str, str], said: str | None = None) -> str:
+def printed(command: Sequence[str], settings: Mapping[str, str], text: str | None = None) -> str:
     """What a command prints. Raises Failed."""
-    done = subprocess.run(command, check=False, capture_output=True, text=True, input=said, env=settings)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, input=text, env=settings)
     if done.returncode:
         raise Failed(f"{Path(command[0]).name} {' '.join(command[1:6])}: {done.stderr.strip() or done.returncode}")
     return done.stdout
 
 
-def made(nodes: int, *, kept: bool = False) -> Cluster:
-    """A new cluster, for this process or kept for `make cluster-down`; no node is an API server alone.
+def create_cluster(nodes: int, *, retained: bool = False) -> Cluster:
+    """A new cluster, for this process or retained for `make cluster-down`; without nodes it is only an API server.
 
     Raises Missing, Taken and Late; then nothing is left.
     """
     programs = obtain(PROGRAMS if nodes else CONTROL)
-    cluster = Cluster(cleanup.claim((0,) if kept else range(1, MOST), kept=kept), programs)
+    cluster = Cluster(cleanup.claim((0,) if retained else range(1, MOST), retained=retained), programs)
     try:
         cluster.begin()
         if nodes:

@@ -1,6 +1,6 @@
-"""Clusters for tests. One grows as it is asked for more; only who needs exactly two nodes has another.
+"""Clusters for tests. A cluster grows with the requirements of the tests; only tests of exactly two nodes have another one.
 
-Whoever hurts a cluster asks for `ours`, whoever counts on its nodes for `cluster`; each test has a namespace of its own.
+A test that disturbs the cluster uses `own_cluster`, a test that relies on its nodes `cluster`; each test has its own namespace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from kube.client import KubeClient
 from kube.kubeconfig import load_kubeconfig_access
 from tests.cluster.binaries import Missing
-from tests.cluster.cluster import Cluster, made
+from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.server import Server
@@ -23,23 +23,23 @@ from tests.cluster.server import Server
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | ExternalCluster]:
-    """etcd and an API server; what else there is depends on who asked before."""
+    """An API server with etcd; other parts depend on the tests that ran before."""
     if listed := os.environ.get("KUBECONFIG"):
         try:
             yield ExternalCluster(Path(listed), tmp_path_factory.mktemp("kubeconfig"))
         except Missing as error:
             pytest.fail(str(error))
         return
-    cluster = _made(0)
+    cluster = _create_cluster(0)
     yield cluster
     cluster.release()
 
 
 @pytest.fixture(scope="session")
-def ours(api_server: Cluster | ExternalCluster) -> Cluster:
+def own_cluster(api_server: Cluster | ExternalCluster) -> Cluster:
     """One that may be hurt."""
     if isinstance(api_server, ExternalCluster):
-        pytest.skip("hurts the cluster, and that of KUBECONFIG is somebody's: unset KUBECONFIG")
+        pytest.skip("hurts the cluster, and that of KUBECONFIG may be in use: unset KUBECONFIG")
     return api_server
 
 
@@ -56,7 +56,7 @@ def two_nodes() -> Iterator[Cluster]:
     """One of its own."""
     if os.environ.get("KUBECONFIG"):
         pytest.skip("looks at two nodes from within: unset KUBECONFIG")
-    cluster = _made(2)
+    cluster = _create_cluster(2)
     yield cluster
     cluster.release()
 
@@ -103,10 +103,10 @@ def definitions(api_server: Cluster | ExternalCluster) -> Server:
     return api_server.server
 
 
-def _made(nodes: int) -> Cluster:
+def _create_cluster(nodes: int) -> Cluster:
     if os.geteuid() != 0:
         pytest.skip("namespaces and cgroups need root; or name a cluster with KUBECONFIG")
     try:
-        return made(nodes)
+        return create_cluster(nodes)
     except Missing as error:
         pytest.skip(str(error))

@@ -23,8 +23,8 @@ class Control:
         self.authority = Authority(names)
 
     def begin(self) -> None:
-        """etcd and the API server, ready to be asked."""
-        self.authority.found()
+        """Start etcd and the API server, ready for requests."""
+        self.authority.create()
         self.authority.kubeconfig("admin")
         # What a crash of this machine would lose is no loss.
         self._start("etcd", "--data-dir", self._names.run / "etcd", "--unsafe-no-fsync", "--listen-client-urls", ETCD,
@@ -58,7 +58,7 @@ class Control:
         self._daemons.start(name, self._names.space(CONTROL), (self._programs[name], *words))
 
     def _words(self) -> list[str]:
-        """What the API server is told."""
+        """Return the options of the API server."""
         pki, address = self.authority, self._names.address(CONTROL)
         return [
             f"--etcd-servers={ETCD}",

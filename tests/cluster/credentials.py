@@ -1,4 +1,4 @@
-"""Who is who in a cluster: one authority, a certificate for each, and kubeconfig files that name them."""
+"""Credentials of a cluster: one authority, a certificate for each client, and kubeconfig files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Authority:
     def __init__(self, names: Names) -> None:
         self._names, self.folder = names, names.run / "pki"
 
-    def found(self) -> None:
+    def create(self) -> None:
         """Make the authority, the control plane's certificates, and the key of service accounts' tokens."""
         self.folder.mkdir(parents=True)
         _openssl("req", "-x509", *_EC, "-keyout", str(self.key("ca")), "-out", str(self.certificate("ca")),
@@ -49,18 +49,18 @@ class Authority:
     def kubeconfig(self, name: str, path: Path | None = None) -> Path:
         """A file that names the cluster and this one of its users; JSON is YAML."""
         path = path or self._names.run / f"{name}.kubeconfig"
-        one = f"dioptase-{self._names.number}"
+        item = f"dioptase-{self._names.number}"
         cluster = {"server": self._names.server, "certificate-authority": str(self.certificate("ca"))}
         user = {"client-certificate": str(self.certificate(name)), "client-key": str(self.key(name))}
-        said = {
+        text = {
             "apiVersion": "v1",
             "kind": "Config",
-            "current-context": one,
-            "clusters": [{"name": one, "cluster": cluster}],
-            "users": [{"name": one, "user": user}],
-            "contexts": [{"name": one, "context": {"cluster": one, "user": one}}],
+            "current-context": item,
+            "clusters": [{"name": item, "cluster": cluster}],
+            "users": [{"name": item, "user": user}],
+            "contexts": [{"name": item, "context": {"cluster": item, "user": item}}],
         }
-        path.write_text(json.dumps(said))
+        path.write_text(json.dumps(text))
         return path
 
 

@@ -1,4 +1,4 @@
-"""Programs that run on their own: started in namespaces, known by files, and ended by who they are, not by a number alone."""
+"""Programs that outlive this process: started in namespaces, recorded in files, and ended by identity, not by pid alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPACES = Path("/run/netns")
 SYSTEM = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 PATIENCE = 10 if "DIOPTASE_VM" in os.environ else 1
 """How many times as long everything is waited for: in a guest every instruction may be translated."""
-# Whoever is killed between the two cannot leave a program without its file: the program's own shell writes it.
+# The program's own shell writes its file, so that a process killed in between leaves no program without a file.
 _SHELL = 'echo $$ > "$0" && exec "$@"'
 
 
@@ -68,8 +68,8 @@ class Daemons:
     @property
     def path(self) -> str:
         """Where they look for programs: ours come before the distribution's."""
-        ours = {str(path.parent): None for path in self._programs.values()}
-        return os.pathsep.join(dict.fromkeys([*ours, *SYSTEM]))
+        own = {str(path.parent): None for path in self._programs.values()}
+        return os.pathsep.join(dict.fromkeys([*own, *SYSTEM]))
 
     def names(self) -> list[str]:
         return sorted(path.stem for path in self._folder.glob("*.json"))
@@ -101,11 +101,11 @@ class Daemons:
         """Until the probe is true and raises nothing. Raises Late with the end of the log, at once if the daemon has ended."""
 
         def proceeding() -> object:
-            # Asked before: what ends well in between is no failure.
+            # Checked first: a program that ends successfully in between is no failure.
             runs = self.pid(name) is not None
             try:
-                if found := probe():
-                    return found
+                if result := probe():
+                    return result
             except Exception as error:
                 if runs:
                     raise
@@ -145,10 +145,10 @@ def started(pid: int) -> str:
 def members(space: str) -> set[int]:
     """Every process in a network namespace; none where there is no such namespace."""
     try:
-        wanted = (SPACES / space).stat().st_ino
+        expected = (SPACES / space).stat().st_ino
     except OSError:
         return set()
-    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _space_of(path) == wanted}
+    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _space_of(path) == expected}
 
 
 def _space_of(process: Path) -> int | None:

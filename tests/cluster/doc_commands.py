@@ -28,24 +28,26 @@ class Step(NamedTuple):
 
 def blocks(page: str) -> list[tuple[int, str, str]]:
     """Line, kind and text of every fenced block."""
-    return [(page.count("\n", 0, one.start()) + 1, one["kind"].strip(), one["text"]) for one in _FENCE.finditer(page)]
+    return [
+        (page.count("\n", 0, item.start()) + 1, item["kind"].strip(), item["text"]) for item in _FENCE.finditer(page)
+    ]
 
 
 def steps(page: str) -> Iterator[Step]:
     """The commands, each with its answer where it has one."""
-    found = blocks(page)
-    for number, (line, kind, text) in enumerate(found):
+    result = blocks(page)
+    for number, (line, kind, text) in enumerate(result):
         if kind.split(" ")[0] == "sh":
-            _, next_kind, next_text = found[number + 1] if number + 1 < len(found) else (0, "", "")
+            _, next_kind, next_text = result[number + 1] if number + 1 < len(result) else (0, "", "")
             yield Step(line, kind[3:], text, next_text if next_kind == "text" else None)
 
 
-def answers(said: str, wanted: str) -> bool:
+def answers(text: str, expected: str) -> bool:
     """Whether it is what was written."""
     parts = []
-    for line in wanted.rstrip("\n").split("\n"):
+    for line in expected.rstrip("\n").split("\n"):
         parts.append("(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + "\n")
-    return re.fullmatch("".join(parts), said if said.endswith("\n") else f"{said}\n") is not None
+    return re.fullmatch("".join(parts), text if text.endswith("\n") else f"{text}\n") is not None
 
 
 def follow(step: Step, settings: Mapping[str, str], folder: Path, seconds: float) -> None:

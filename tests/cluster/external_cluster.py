@@ -1,4 +1,4 @@
-"""A cluster that somebody has already, by KUBECONFIG: asked and written to as ours is, but never hurt."""
+"""An existing cluster, found by KUBECONFIG: used like a cluster of the tests, but never disturbed."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class ExternalCluster:
                 f"unset KUBECONFIG to have a cluster made here, or kubectl create namespace {CONSENT}"
             ) from None
 
-    def kubectl(self, *words: object, said: str | None = None) -> str:
+    def kubectl(self, *words: object, text: str | None = None) -> str:
         """What it prints. Raises Failed."""
         settings: Mapping[str, str] = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
-        return printed([self._kubectl, *map(str, words)], settings, said)
+        return printed([self._kubectl, *map(str, words)], settings, text)
 
     def _server(self) -> Server:
         try:
-            said = json.loads(self.kubectl("config", "view", "--raw", "--flatten", "--minify", "--output=json"))
+            document = json.loads(self.kubectl("config", "view", "--raw", "--flatten", "--minify", "--output=json"))
         except Failed as error:
             raise Missing(f"KUBECONFIG: {error}") from None
-        parts = {"cluster": said["clusters"][0]["cluster"], "user": said["users"][0]["user"]}
+        parts = {"cluster": document["clusters"][0]["cluster"], "user": document["users"][0]["user"]}
         files = {}
         for name, (part, field) in _FILES.items():
             if field not in parts[part]:

@@ -1,4 +1,4 @@
-"""Images without a registry: Debian's static busybox under a name of ours, as an archive that containerd imports."""
+"""Images without a registry: Debian's static busybox under a name of own_cluster, as an archive that containerd imports."""
 
 from __future__ import annotations
 

@@ -38,20 +38,20 @@ def _object(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
 
 
-def told(server: Server, node: str, kind: str = ADMINS) -> str | None:
-    """Which object of a kind a node is told to obey, with its hash; None if none."""
+def configured_object(server: Server, node: str, kind: str = ADMINS) -> str | None:
+    """Return the object of a kind that a node's CNC lists, with its hash; None without one."""
     status = server.ask("GET", f"{CNCS}/{node}").get("status", {})
-    for one in status.get("katalystCustomConfigList", []):
-        if one["configType"]["resource"] == kind:
-            return f"{one['configName']} {one['hash']}"
+    for item in status.get("katalystCustomConfigList", []):
+        if item["configType"]["resource"] == kind:
+            return f"{item['configName']} {item['hash']}"
     return None
 
 
 def valid(server: Server, path: str) -> tuple[str, str, str]:
     """What an object's condition Valid says: status, reason and message. Raises StopIteration where there is none yet."""
     conditions = server.ask("GET", path).get("status", {}).get("conditions", [])
-    one = next(one for one in conditions if one["type"] == "Valid")
-    return one["status"], one["reason"], one["message"]
+    item = next(item for item in conditions if item["type"] == "Valid")
+    return item["status"], item["reason"], item["message"]
 
 
 def change(server: Server, path: str, **spec: Any) -> None:
@@ -59,7 +59,7 @@ def change(server: Server, path: str, **spec: Any) -> None:
     server.ask("PATCH", path, {"spec": spec}, MERGE)
 
 
-def gone(server: Server, path: str) -> bool:
+def is_deleted(server: Server, path: str) -> bool:
     """Whether there is no such object."""
     try:
         server.ask("GET", path)

@@ -1,7 +1,7 @@
-"""What the parts of one cluster are called, so that everything of it can be found by its name alone, whoever was killed.
+"""Names of the parts of a cluster, so that all parts can be found by name after a killed run.
 
-A cluster has a number. Nothing is looked for that does not carry it, except the cgroup `kubepods`, of which a link says whose
-it is.
+A cluster has a number. Cleanup only considers names with that number, except for the cgroup `kubepods`, whose owner is recorded
+in a link.
 """
 
 from __future__ import annotations
@@ -75,5 +75,5 @@ def index(node: str) -> int:
 
 def number_of(space: str) -> int | None:
     """Of which cluster a network namespace is; None if of none."""
-    found = _SPACE.fullmatch(space)
-    return int(found[1]) if found else None
+    result = _SPACE.fullmatch(space)
+    return int(result[1]) if result else None

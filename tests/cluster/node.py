@@ -77,7 +77,7 @@ class Node:
 
     def at(self, path: str) -> Path:
         """Where a path of the node is on this machine, which is the same place if it is none of OWN."""
-        own = any(path == one or path.startswith(f"{one}/") for one in OWN)
+        own = any(path == item or path.startswith(f"{item}/") for item in OWN)
         return self.folder / "root" / path[1:] if own else Path(path)
 
     def words(self, *words: object) -> list[str]:
@@ -194,8 +194,8 @@ class Node:
         }
         folder = self.at("/etc/cni/net.d")
         folder.mkdir()
-        said = {"cniVersion": "1.0.0", "name": "pods", "plugins": [plugin]}
-        (folder / "10-ptp.conflist").write_text(json.dumps(said))
+        text = {"cniVersion": "1.0.0", "name": "pods", "plugins": [plugin]}
+        (folder / "10-ptp.conflist").write_text(json.dumps(text))
 
     def _mounts(self) -> Sequence[str]:
         return ("nsenter", f"--mount=/proc/{self._daemons.pid(self.name)}/ns/mnt")

@@ -32,36 +32,36 @@ class Pod:
     @property
     def running(self) -> bool:
         statuses = self.read()["status"].get("containerStatuses", [])
-        return bool(statuses) and all(one["ready"] for one in statuses)
+        return bool(statuses) and all(statuse["ready"] for statuse in statuses)
 
     @property
     def untouched(self) -> bool:
-        """Whether it still is who it was: nothing was restarted, and nobody asked it to leave."""
-        found = self.read()
-        restarts = [one["restartCount"] for one in found["status"]["containerStatuses"]]
-        return not any(restarts) and "deletionTimestamp" not in found["metadata"] and self.running
+        """Whether no container was restarted and the pod is not terminating."""
+        result = self.read()
+        restarts = [item["restartCount"] for item in result["status"]["containerStatuses"]]
+        return not any(restarts) and "deletionTimestamp" not in result["metadata"] and self.running
 
     def cgroups(self, controller: str = "cpu") -> list[Path]:
-        """Its own, and those of its containers: what can be set for it and nobody else."""
+        """Return the cgroups of the pod and of its containers."""
         root = ROOT / controller if (ROOT / controller).exists() else ROOT
-        found = self.read()
-        klass = {"BestEffort": "besteffort", "Burstable": "burstable"}.get(found["status"]["qosClass"], "")
-        pod = root / self._node.cgroup_root.strip("/") / "kubepods" / klass / f"pod{found['metadata']['uid']}"
+        result = self.read()
+        klass = {"BestEffort": "besteffort", "Burstable": "burstable"}.get(result["status"]["qosClass"], "")
+        pod = root / self._node.cgroup_root.strip("/") / "kubepods" / klass / f"pod{result['metadata']['uid']}"
         return [pod, *(each for each in pod.iterdir() if each.is_dir())]
 
     @property
     def idle(self) -> bool:
-        """Whether it has CPU only where nobody else wants to run, wherever that is set."""
+        """Whether the pod gets CPU only when it is idle, by whichever knob."""
         return any((group / IDLE).read_text() == "1\n" for group in self.cgroups())
 
     def knobs(self) -> dict[str, str]:
         """Everything that could have been written."""
-        files = [file for group in self.cgroups() for file in group.glob("cpu.*") if file.name not in _TOLD]
+        files = [file for group in self.cgroups() for file in group.glob("cpu.*") if file.name not in _READ_ONLY]
         return {f"{file.parent.name}/{file.name}": file.read_text() for file in sorted(files)}
 
 
-_TOLD = {"cpu.stat", "cpu.stat.local", "cpu.pressure"}
-"""What the kernel says, and nobody sets."""
+_READ_ONLY = {"cpu.stat", "cpu.stat.local", "cpu.pressure"}
+"""Files that only the kernel writes."""
 
 
 def run(
@@ -70,11 +70,11 @@ def run(
 ) -> Pod:  # fmt: skip
     """A pod of this level, running; on the first node unless another is named."""
     node = node or cluster.nodes[0]
-    made = a_pod(name)
-    made["metadata"]["annotations"] = {QOS: level, **(annotations or {})}
-    made["spec"]["nodeName"] = node.name
-    made["spec"]["containers"][0] |= {"command": ["sh", "-c", command], "resources": dict(resources or {})}
-    cluster.server.ask("POST", f"/api/v1/namespaces/{namespace}/pods", made)
+    created = a_pod(name)
+    created["metadata"]["annotations"] = {QOS: level, **(annotations or {})}
+    created["spec"]["nodeName"] = node.name
+    created["spec"]["containers"][0] |= {"command": ["sh", "-c", command], "resources": dict(resources or {})}
+    cluster.server.ask("POST", f"/api/v1/namespaces/{namespace}/pods", created)
     pod = Pod(cluster.server, namespace, name, node)
     wait(f"pod {name}", lambda: pod.running)
     return pod

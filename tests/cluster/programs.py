@@ -1,5 +1,5 @@
-"""Our own programs on a cluster: `dioptase agent` in a node, `dioptase controller` beside the control plane, as daemons that
-can be killed and started again like the cluster's own."""
+"""The product's programs on a cluster: `dioptase agent` on a node, `dioptase controller` next to the control plane, as daemons
+that can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Agent(Program):
     ) -> None:  # fmt: skip
         super().__init__(cluster, f"{node.name}-agent", f"http://{node.address}:{AGENT_PORT}")
         self.state = folder / f"{node.name}-state"
-        # Whoever runs it owns its state, and nobody else writes there.
+        # The user that runs it owns its state directory; no other process writes there.
         self.state.mkdir(mode=0o700, exist_ok=True)
         kubelet = {
             "url": f"https://{node.address}:10250", "tokenFile": str(account.token), "caFile": str(account.authority),
@@ -94,7 +94,7 @@ class Agent(Program):
 
     def troubles(self) -> dict[str, str]:
         """By source, what is wrong with it; those that are well are not there."""
-        return {one["name"]: one["error"] for one in self.view()["sources"] if not one["ok"]}
+        return {item["name"]: item["error"] for item in self.view()["sources"] if not item["ok"]}
 
 
 class Controller(Program):

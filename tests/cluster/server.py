@@ -20,14 +20,14 @@ class Refused(Exception):
     def __init__(self, status: int, body: str) -> None:
         self.status, self.body = status, body
         try:
-            self.said: dict[str, Any] = json.loads(body)
+            self.status_body: dict[str, Any] = json.loads(body)
         except ValueError:
-            self.said = {}
-        super().__init__(f"{status}: {self.said.get('message', body[:500])}")
+            self.status_body = {}
+        super().__init__(f"{status}: {self.status_body.get('message', body[:500])}")
 
 
 class Server:
-    """One API server, asked with a client certificate; each request is a connection of its own."""
+    """One API server, with a client certificate; each request uses a new connection."""
 
     def __init__(self, url: str, authority: Path, certificate: Path, key: Path) -> None:
         self._address = urlsplit(url)
@@ -37,15 +37,15 @@ class Server:
     def text(
         self, method: str, path: str, body: Any = None, kind: str = JSON, seconds: float = 30, user: str = ""
     ) -> str:
-        """What it answers, to somebody else if there is a `user`. Raises Refused, and OSError where there is no answer."""
+        """Return the response, optionally as another `user`. Raises Refused, and OSError without a response."""
         connection = http.client.HTTPSConnection(
             str(self._address.hostname), self._address.port, context=self._context, timeout=seconds * PATIENCE
         )
         try:
-            said = None if body is None else json.dumps(body)
+            result = None if body is None else json.dumps(body)
             headers = {"Content-Type": kind, "Accept": "application/json, */*"}
             headers |= {"Impersonate-User": user} if user else {}
-            connection.request(method, path, said, headers)
+            connection.request(method, path, result, headers)
             answer = connection.getresponse()
             content = answer.read().decode()
             if answer.status >= 300:

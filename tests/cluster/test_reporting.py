@@ -61,12 +61,12 @@ def this_machine() -> dict[str, Any]:
     return {
         f"Socket/{socket}": {
             f"Numa/{node}": {
-                "cpu": str(sum(one[2] == node for one in cpus)),
+                "cpu": str(sum(result[2] == node for result in cpus)),
                 "memory": str(int(_first(f"/sys/devices/system/node/node{node}/meminfo", "MemTotal:")) * 1024),
             }
-            for node in {one[2] for one in cpus if one[1] == socket}
+            for node in {item[2] for item in cpus if item[1] == socket}
         }
-        for socket in {one[1] for one in cpus}
+        for socket in {cpu[1] for cpu in cpus}
     }
 
 
@@ -84,27 +84,27 @@ async def test_an_agent_says_what_this_machine_is_and_what_its_plugins_say(
     process = await plugin(tmp_path / "a.sock", "a", "7")
     with Agent(*options, env={"KUBECONFIG": str(api_server.kubeconfig)}) as agent:
 
-        def said() -> bool:
+        def text_of() -> bool:
             try:
-                whole = definitions.ask("GET", f"{CNRS}/{name}")
+                total = definitions.ask("GET", f"{CNRS}/{name}")
             except Refused:
                 return False
-            names = {one["propertyName"] for one in whole["spec"]["nodeResourceProperties"]}
-            return "status" in whole and {"rack", "cis"} <= names
+            names = {entry["propertyName"] for entry in total["spec"]["nodeResourceProperties"]}
+            return "status" in total and {"rack", "cis"} <= names
 
-        eventually(f"the agent reports: {agent.log}", said, 60)
-        found = definitions.ask("GET", f"{CNRS}/{name}")
+        eventually(f"the agent reports: {agent.log}", text_of, 60)
+        result = definitions.ask("GET", f"{CNRS}/{name}")
         assert agent.end() == 0
     await killed(process)
     zones = {
         f"{socket['type']}/{socket['name']}": {
             f"{numa['type']}/{numa['name']}": numa["resources"]["capacity"] for numa in socket["children"]
         }
-        for socket in found["status"]["topologyZone"]
+        for socket in result["status"]["topologyZone"]
     }
     assert zones == this_machine()
-    assert found["status"]["topologyPolicy"] == "None"
-    properties = {one["propertyName"]: one for one in found["spec"]["nodeResourceProperties"]}
+    assert result["status"]["topologyPolicy"] == "None"
+    properties = {item["propertyName"]: item for item in result["spec"]["nodeResourceProperties"]}
     assert properties["cpu"]["propertyQuantity"] == str(os.cpu_count())
     assert properties["memory"]["propertyQuantity"] == str(int(_first("/proc/meminfo", "MemTotal:")) * 1024)
     assert properties["rack"]["propertyValues"] == ["7"]
@@ -112,7 +112,8 @@ async def test_an_agent_says_what_this_machine_is_and_what_its_plugins_say(
     assert properties["cpu_flags"]["propertyValues"] == [flags.partition(":")[2].strip().replace(" ", ",")]
     assert ("avx2" in properties["cis"]["propertyValues"]) == ("avx2" in Path("/proc/cpuinfo").read_text().split())
     managers = {
-        (one["manager"], one["operation"], one.get("subresource")) for one in found["metadata"]["managedFields"]
+        (value["manager"], value["operation"], value.get("subresource"))
+        for value in result["metadata"]["managedFields"]
     }
     assert managers == {(FIELD_MANAGER, "Apply", None), (FIELD_MANAGER, "Apply", "status")}
     definitions.ask("DELETE", f"{CNRS}/{name}")
@@ -134,11 +135,11 @@ async def test_what_a_plugin_says_is_gone_after_it_was_killed(
 
     def racks() -> list[str]:
         try:
-            found = definitions.ask("GET", f"{CNRS}/{name}")
+            result = definitions.ask("GET", f"{CNRS}/{name}")
         except Refused:
             return ["no object"]
-        listed = found["spec"]["nodeResourceProperties"]
-        return [one["propertyValues"][0] for one in listed if one["propertyName"] == "rack"]
+        listed = result["spec"]["nodeResourceProperties"]
+        return [item["propertyValues"][0] for item in listed if item["propertyName"] == "rack"]
 
     process = await plugin(tmp_path / "a.sock", "a", "7")
     try:
@@ -158,7 +159,7 @@ async def test_what_a_plugin_says_is_gone_after_it_was_killed(
     definitions.ask("DELETE", f"{CNRS}/{name}")
 
 
-async def test_who_holds_a_field_of_ours_is_named(
+async def test_the_manager_of_a_conflicting_field_is_named(
     definitions: Server, client: KubeClient, api_server: Cluster | ExternalCluster
 ) -> None:
     name = a_name()
@@ -169,8 +170,8 @@ async def test_who_holds_a_field_of_ours_is_named(
     }
     definitions.ask("POST", CNRS, head)
     body = json.dumps({**head, "status": {"topologyPolicy": "NumericPodLevel"}})
-    words = ("apply", "--server-side", "--subresource=status", "--field-manager=somebody", "-f", "-")
-    api_server.kubectl(*words, said=body)
+    words = ("apply", "--server-side", "--subresource=status", "--field-manager=another", "-f", "-")
+    api_server.kubectl(*words, text=body)
     writer, now_s = CnrWriter(client, name, metrics=False), time.monotonic()
     writer.publish(finished(evictions=None))
     await writer.sync(now_s)
@@ -190,14 +191,14 @@ async def test_a_server_of_48_cores_is_taken_as_it_is(definitions: Server, clien
     name = a_name()
     two_socket_server.lay(tmp_path)
     writer = CnrWriter(client, name, metrics=False)
-    one = Cycle(
+    cycle = Cycle(
         snapshot=two_socket_server.snapshot(tmp_path),
         previous=None,
         act=ActMode.ON,
         trigger="tick",
         advice=advice(ADVERTISED),
     )
-    writer.publish(one)
+    writer.publish(cycle)
     await writer.sync(time.monotonic())
     assert writer.problem() is None
     status = msgspec.convert(definitions.ask("GET", f"{CNRS}/{name}")["status"], CustomNodeResourceStatus)
@@ -221,16 +222,16 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
     extended, now_s = ExtendedResources(client, node), time.monotonic()
     pods = f"/api/v1/namespaces/{workspace}/pods"
 
-    def lend(cores: float) -> None:
-        extended.publish(finished(_lent(cores)))
+    def reclaim(cores: float) -> None:
+        extended.publish(finished(_headroom(cores)))
 
     def scheduled(name: str) -> tuple[str, str]:
         conditions = server.ask("GET", f"{pods}/{name}")["status"].get("conditions", [])
-        one = next((one for one in conditions if one["type"] == "PodScheduled"), {})
-        return one.get("status", ""), one.get("message", "")
+        item = next((item for item in conditions if item["type"] == "PodScheduled"), {})
+        return item.get("status", ""), item.get("message", "")
 
     try:
-        lend(5.123)
+        reclaim(5.123)
         await extended.sync(now_s)
         assert extended.problem() is None
         server.ask("POST", pods, asking_for("fits", 5000))
@@ -239,7 +240,7 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
         wait("it waits", lambda: scheduled("waits")[0] == "False")
         assert f"Insufficient {RECLAIMED_CPU}" in scheduled("waits")[1]
         wait("the kubelet runs it", lambda: server.ask("GET", f"{pods}/fits")["status"]["phase"] == "Running", 60)
-        lend(6.0)
+        reclaim(6.0)
         await extended.sync(now_s + 10)
         assert extended.problem() is None
         allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
@@ -252,13 +253,15 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
     assert RECLAIMED_CPU not in allocatable
 
 
-def _lent(cores: float) -> Headroom:
+def _headroom(cores: float) -> Headroom:
     return msgspec.structs.replace(ADVERTISED, cores=cores)
 
 
-async def test_a_real_kubelet_says_its_policy_and_who_has_what(ours: Cluster, cluster: Cluster, server: Server) -> None:
-    (node,) = ours.nodes
-    pki = ours.control.authority
+async def test_a_real_kubelet_reports_its_policy_and_assignments(
+    own_cluster: Cluster, cluster: Cluster, server: Server
+) -> None:
+    (node,) = own_cluster.nodes
+    pki = own_cluster.control.authority
     config = KubeletConfig(
         url=f"https://{node.address}:10250",
         ca_file=str(pki.certificate("ca")),
@@ -274,10 +277,10 @@ async def test_a_real_kubelet_says_its_policy_and_who_has_what(ours: Cluster, cl
         finally:
             await shares.close()
     assert around.problem() is None
-    beside = around.inputs
-    assert beside.policy == "None"
-    assert beside.node is not None
+    other = around.inputs
+    assert other.policy == "None"
+    assert other.node is not None
     # Without a CPU manager every CPU may be anybody's, and no device is there.
-    assert set(beside.node.cpus) <= set(range(os.cpu_count() or 1))
-    assert beside.node.devices == ()
-    assert beside.hardware.flags
+    assert set(other.node.cpus) <= set(range(os.cpu_count() or 1))
+    assert other.node.devices == ()
+    assert other.hardware.flags

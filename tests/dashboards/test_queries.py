@@ -1,6 +1,6 @@
 """Every query of the dashboards and of the rules is answered with data by a real Prometheus, and some with known numbers.
 
-`target` is what Prometheus scrapes: here a Server that is fed rounds in which online pods suffer beside batch work.
+`target` is what Prometheus scrapes: here a Server that is fed rounds in which online pods wait for batch work.
 """
 
 from __future__ import annotations

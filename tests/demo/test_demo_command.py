@@ -86,7 +86,7 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
     assert re.search(r"applied +demo/batch +cpu\.idle .*\(batch gives way\)", text)
     assert "changes        1 (cpu.idle 1)" in text
     assert re.search(r"CPU lent +1\.25 of \d+ cores on average, of which the batch job used 1\.00", text)
-    assert re.search(r"cgroups +put back \(\d+ values compared, none differs\) and removed", text)
+    assert re.search(r"cgroups +restored \(\d+ values compared, none differs\) and removed", text)
     alone, adjacent = (
         re.search(rf"^{name} +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M) for name in ("alone", "beside batch")
     )
@@ -167,7 +167,7 @@ def test_in_a_terminal_it_shows_the_live_view_until_q(hierarchy: Hierarchy, tmp_
     entered, left = observed.find(b"\x1b[?1049h"), observed.rfind(b"\x1b[?1049l")
     assert 0 < entered < left
     assert b"1.25" in observed[entered:left]
-    assert b"ending: asked to" in observed[left:]
+    assert b"ending: requested by the user" in observed[left:]
     assert b"none differs" in observed[left:]
 
 

@@ -360,6 +360,6 @@ def test_a_disk_s_write_back_throttling_is_put_back_by_a_reset(tmp_path: Path) -
         assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, before.strip(), "4321")
         done = CliRunner().invoke(reset, ["--state-dir", str(state)])
         assert (done.exit_code, file.read_text()) == (0, before), done.output
-        assert f"/sys/block/{free[0].name} wbt_lat_usec: put back" in done.output
+        assert f"/sys/block/{free[0].name} wbt_lat_usec: restored" in done.output
     finally:
         file.write_text(before)

@@ -178,6 +178,6 @@ def test_reset_waits_for_no_living_agent_and_needs_none(pair: Pair, tmp_path: Pa
     assert texts(pair) != before
     done = subprocess.run([*RESET, "--state-dir", str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Nothing is left to put back." in done.stdout
+    assert "Nothing is left to restore." in done.stdout
     assert outer.path in done.stdout
     assert texts(pair) == before

@@ -97,7 +97,7 @@ def test_processes_and_their_children_get_it_and_a_reset_puts_it_back(hierarchy:
         there = set(listed(group))
         until(lambda: bool(set(listed(group)) - there))  # a child whose score was not written
         result = CliRunner().invoke(reset, ["--state-dir", str(state)])
-        assert (result.exit_code, f"{group.path} oom_score_adj: put back" in result.output) == (0, True), result.output
+        assert (result.exit_code, f"{group.path} oom_score_adj: restored" in result.output) == (0, True), result.output
         until(lambda: not there & set(listed(group)) - {forking.pid})
         assert [score(pid) for pid in (forking.pid, other.pid)] == [own, own + 77]
         table = ProcessTable(Path("/proc"), hierarchy.primary)

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from tests.builders.waiting import until
 
 DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
 
@@ -39,11 +40,8 @@ def write_pods(path: Path, levels: Mapping[str, str], names: Sequence[str] = ())
 
 
 def eventually(what: str, check: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    """Wait until the check holds; give up with the sentence."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+    """Wait until the check holds; fail with `what` after the timeout."""
+    until(check, what, seconds)
 
 
 class Agent:
@@ -77,9 +75,9 @@ class Agent:
     def url(self) -> str:
         """Where it serves, once it said so."""
         eventually(f"the agent serves: {self.log}", lambda: "page, API and metrics on" in self.log)
-        found = re.search(r"http://\S+", self.log)
-        assert found
-        return found[0]
+        result = re.search(r"http://\S+", self.log)
+        assert result
+        return result[0]
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S / 4) as answer:
@@ -87,17 +85,17 @@ class Agent:
 
     def view(self) -> dict[str, Any]:
         """The latest round; waits for the second one, so that rates are there."""
-        seen: dict[str, Any] = {}
+        observed: dict[str, Any] = {}
 
         def ready() -> bool:
             try:
-                seen.update(json.loads(self.get("/api/v1/view")))
+                observed.update(json.loads(self.get("/api/v1/view")))
             except OSError:
                 return False
-            return int(seen["seq"]) >= 2
+            return int(observed["seq"]) >= 2
 
         eventually(f"a second round: {self.log}", ready)
-        return seen
+        return observed
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status."""

@@ -98,16 +98,16 @@ def test_batch_yields_while_the_agent_runs_and_is_put_back_by_a_signal(
         view = agent.view()
         assert view["act"] == "on"
         assert [source["name"] for source in view["sources"] if not source["ok"]] == []
-        ours = held_by(agent)
-        assert ours
-        assert ours <= attached()
+        own = held_by(agent)
+        assert own
+        assert own <= attached()
         assert agent.end(number) == 0
         assert (knobs(web), knobs(batch)) == before
         assert "were put back" in agent.log
     state = Path(options[options.index("--state-dir") + 1])
     last = json.loads((state / "decisions.jsonl").read_text().splitlines()[-1])
     assert (last["trigger"], last["outcome"]["decision"]["pod"]) == ("end", "default/batch")
-    eventually("nothing stays attached", lambda: not ours & attached())
+    eventually("nothing stays attached", lambda: not own & attached())
 
 
 def test_sigkill_leaves_nothing_attached_and_reset_puts_everything_back(
@@ -118,11 +118,11 @@ def test_sigkill_leaves_nothing_attached_and_reset_puts_everything_back(
     with Agent("--act", "on", *options) as agent:
         eventually("batch runs with cpu.idle", lambda: idle(batch))
         assert agent.view()["containers"][0]["wait"]["slots"] is not None
-        ours = held_by(agent)
-        assert ours
-        assert ours <= attached()
+        own = held_by(agent)
+        assert own
+        assert own <= attached()
         agent.end(signal.SIGKILL)
-    eventually("nothing stays attached", lambda: not ours & attached())
+    eventually("nothing stays attached", lambda: not own & attached())
     assert knobs(batch) != before
     reset = subprocess.run([DIOPTASE, "reset", *options[2:]], capture_output=True, text=True, check=False)
     assert reset.returncode == 0, reset.stdout + reset.stderr
@@ -217,7 +217,7 @@ def test_what_is_below_a_container_s_cgroup_is_parted_too(
         inner.close()
 
 
-def test_an_agent_that_was_killed_in_a_breach_does_not_lend_everything_anew(
+def test_an_agent_that_was_killed_in_a_breach_starts_with_the_reduced_quota(
     groups: tuple[TestCgroup, TestCgroup], options: list[str], tmp_path: Path
 ) -> None:
     web, batch = groups
@@ -250,12 +250,12 @@ def test_a_queue_of_its_own_tasks_costs_batch_work_nothing(
     for process in (*web.processes, *web.burn(7)):
         os.sched_setaffinity(process.pid, {cpu})
     with Agent("--act", "on", *options) as agent:
-        eventually("it is seen who makes them wait", lambda: agent.view()["rule"] == "wait_by_others", 40)
+        eventually("the aggressor is identified", lambda: agent.view()["rule"] == "wait_by_others", 40)
         assert "and its own tasks for" in agent.view()["reason"]
-        lent = agent.view()["lent_cores"]
+        reclaimable = agent.view()["lent_cores"]
         for _ in range(5):
             time.sleep(1)
-            assert agent.view()["lent_cores"] >= lent
+            assert agent.view()["lent_cores"] >= reclaimable
         assert agent.end() == 0
 
 
@@ -270,9 +270,9 @@ def test_another_policy_gives_back_what_the_former_one_changed(
     with Agent("--act", "on", *options) as second:
         eventually("batch runs with cpu.idle", lambda: idle(batch))
         eventually("the cpuset is whole again", lambda: knobs(web) == before[0])
-        # One after the other in the same round: whoever looks at once may find this one still narrow.
-        wanted = {**before[1], "cpu.idle": "1", **pinned(batch)}
-        eventually(f"so is that of batch: {knobs(batch)}", lambda: knobs(batch) == wanted)
+        # Decisions of one cycle are applied one after the other: this one may still be the old value.
+        expected = {**before[1], "cpu.idle": "1", **pinned(batch)}
+        eventually(f"so is that of batch: {knobs(batch)}", lambda: knobs(batch) == expected)
         assert second.end() == 0
     assert (knobs(web), knobs(batch)) == before
 
@@ -292,11 +292,11 @@ def test_a_pod_that_leaves_the_file_gets_its_cgroup_back(
 def test_a_cgroup_that_vanishes_ends_nothing(
     hierarchy: Hierarchy, groups: tuple[TestCgroup, TestCgroup], options: list[str]
 ) -> None:
-    with cgroup(hierarchy, "live-gone") as gone:
-        pods_file(Path(options[1]), groups[0].path, gone.path)
+    with cgroup(hierarchy, "live-gone") as removed:
+        pods_file(Path(options[1]), groups[0].path, removed.path)
         with Agent("--act", "on", *options) as agent:
-            eventually("batch runs with cpu.idle", lambda: idle(gone))
-            gone.close()
+            eventually("batch runs with cpu.idle", lambda: idle(removed))
+            removed.close()
             seq = agent.view()["seq"]
             eventually("rounds go on", lambda: agent.view()["seq"] > seq + 2)
             assert agent.end() == 0
@@ -315,8 +315,8 @@ def test_a_second_agent_on_the_same_state_is_refused(options: list[str]) -> None
 
 
 def test_a_port_that_is_taken_is_refused_with_the_remedy(options: list[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as samples:
+        listen = f"127.0.0.1:{samples.getsockname()[1]}"
         run = subprocess.run(
             [DIOPTASE, "agent", *options, "--listen", listen], capture_output=True, text=True, check=False, timeout=30
         )
@@ -325,7 +325,7 @@ def test_a_port_that_is_taken_is_refused_with_the_remedy(options: list[str]) -> 
     assert "--listen" in run.stderr
 
 
-def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+def test_a_log_without_a_reader_does_not_stop_the_agent(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with suppress(BlockingIOError):
@@ -394,8 +394,8 @@ def test_where_cgroups_are_read_only_decisions_run_dry(
         assert agent.end() == 0
     assert "--act on was requested, and nothing was written. Decisions run dry: " in agent.lines[-1]
     assert knobs(groups[1]) == before
-    asked = ("unshare", "--mount", "sh", "-ec", script, "sh", DIOPTASE, "doctor", "--json", *options[2:])
-    doctor = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+    request = ("unshare", "--mount", "sh", "-ec", script, "sh", DIOPTASE, "doctor", "--json", *options[2:])
+    doctor = subprocess.run(request, capture_output=True, text=True, check=False, timeout=60)
     checks = {check["name"]: check for check in json.loads(doctor.stdout)}
     assert (doctor.returncode, checks["cgroup writes"]["ok"]) == (1, False)
     assert "read-only" in checks["cgroup writes"]["detail"]
@@ -440,7 +440,9 @@ def test_without_pods_it_watches_everything_and_decides_nothing(
     before = knobs(groups[0]), knobs(groups[1])
     groups[0].burn(3)
     with Agent("--state-dir", str(tmp_path / "state")) as agent:
-        eventually("who runs is shown", lambda: groups[0].path in {c["cgroup"] for c in agent.view()["others"]})
+        eventually(
+            "the running cgroup is shown", lambda: groups[0].path in {c["cgroup"] for c in agent.view()["others"]}
+        )
         view = agent.view()
         assert (view["act"], view["containers"], view["changes"]) == ("off", [], [])
         assert [source["name"] for source in view["sources"] if not source["ok"]] == []

@@ -23,15 +23,15 @@ pytestmark = pytest.mark.live
 
 def test_a_wrong_variable_of_opentelemetry_costs_what_it_is_about_and_is_seen(tmp_path: Path) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}
-    said = "OTEL_EXPORTER_OTLP_TIMEOUT is 'soon'"
+    result = "OTEL_EXPORTER_OTLP_TIMEOUT is 'soon'"
     with Agent("--state-dir", str(tmp_path / "state"), env=env) as agent:
         agent.view()
         (failed,) = (s for s in json.loads(agent.get("/healthz"))["failed"] if s["source"] == "opentelemetry")
         text = agent.get("/metrics")
         assert agent.end() == 0, agent.log
-    assert failed == {"source": "opentelemetry", "error": said, "remedy": "write milliseconds, from 100 to 86400000"}
+    assert failed == {"source": "opentelemetry", "error": result, "remedy": "write milliseconds, from 100 to 86400000"}
     assert 'dioptase_source_up{source="opentelemetry",detail="off"} 0\n' in text
-    assert f"ERROR nothing is sent to OpenTelemetry: {said}: write milliseconds" in agent.log
+    assert f"ERROR nothing is sent to OpenTelemetry: {result}: write milliseconds" in agent.log
     assert "Traceback" not in agent.log
 
 

@@ -1,4 +1,4 @@
-"""The agent turns the knobs beside CPU pools that the settings ask for, and puts each of them back."""
+"""The agent writes the knobs that the settings request in addition to CPU pools, and restores each of them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MIB = 1 << 20
 @pytest.fixture
 def root() -> Iterator[TestCgroup]:
     """Where reclaimed pods are kept together."""
-    with cgroup(require_writable_cgroups(), "wishes") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "wishes") as created:
+        yield created
 
 
 @pytest.fixture
 def groups(root: TestCgroup) -> Iterator[tuple[TestCgroup, TestCgroup]]:
-    """An online cgroup of half a CPU beside it, and a batch cgroup with 64 MiB in it."""
+    """An online cgroup of half a CPU too, and a batch cgroup with 64 MiB in it."""
     with cgroup(root.hierarchy, "wishes-web") as web:
         batch = TestCgroup(root.hierarchy, f"{root.path}/batch")
         try:

@@ -28,18 +28,20 @@ def disk() -> Iterator[tuple[str, Path]]:
     reader = NodeReader(Path("/proc"))
     disks = reader.read().disks
     reader.close()
-    found = [(one.kind, Path("/sys/block", name, FILE)) for name, one in disks.items() if one.kind and one.wbt_lat_us]
-    if not found:
+    results = [
+        (item.kind, Path("/sys/block", name, FILE)) for name, item in disks.items() if item.kind and item.wbt_lat_us
+    ]
+    if not results:
         pytest.skip("no disk of this machine throttles its write-back")
-    before = found[0][1].read_text()
-    yield found[0]
-    found[0][1].write_text(before)
+    before = results[0][1].read_text()
+    yield results[0]
+    results[0][1].write_text(before)
 
 
 @pytest.fixture
 def group() -> Iterator[TestCgroup]:
-    with cgroup(require_writable_cgroups(), "node-knobs") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "node-knobs") as created:
+        yield created
 
 
 def started(tmp_path: Path, group: TestCgroup, kind: str, act: str) -> Agent:
@@ -72,8 +74,8 @@ def test_a_disk_is_set_shown_and_put_back(tmp_path: Path, group: TestCgroup, dis
     assert file.read_text() == before
     assert not (tmp_path / "state/node-originals.json").exists()
     entries = [json.loads(line) for line in (tmp_path / "state/decisions.jsonl").read_text().splitlines()]
-    ours = [entry for entry in entries if entry["outcome"]["decision"]["knob"] == "wbt_lat_usec"]
-    assert [(entry["trigger"], entry["outcome"]["decision"]["value"]) for entry in ours[-1:]] == [
+    own = [entry for entry in entries if entry["outcome"]["decision"]["knob"] == "wbt_lat_usec"]
+    assert [(entry["trigger"], entry["outcome"]["decision"]["value"]) for entry in own[-1:]] == [
         ("end", before.strip())
     ]
 

@@ -44,14 +44,14 @@ def box() -> Path:
 
 def processes(namespace: Path | None) -> dict[int, str]:
     """Processes in a process namespace, by the number that they have outside, and their names."""
-    found = {}
+    result = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if (entry / "ns/pid").readlink() == namespace:
-                found[int(entry.name)] = (entry / "comm").read_text().strip()
+                result[int(entry.name)] = (entry / "comm").read_text().strip()
         except OSError:
             continue  # it has ended
-    return found
+    return result
 
 
 class Machine:
@@ -79,12 +79,12 @@ class Machine:
             "VAGRANT_CHECKPOINT_DISABLE": "1",
             "VAGRANT_NO_COLOR": "1",
         }
-        with self._log.open("wb") as said:
+        with self._log.open("wb") as text:
             # Were this process killed, unshare would be, and with it the first process of the namespaces, and so all in them.
             self._unshare = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--mount-proc", "--fork",
                  "--kill-child", HERE / "namespaces-init", self.directory / "libvirt"],
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                stdin=subprocess.DEVNULL, stdout=text, stderr=text,
             )  # fmt: skip
         try:
             self._wait_for_libvirtd()
@@ -101,13 +101,13 @@ class Machine:
         self.namespace = Path(f"/proc/{self._unshare.pid}/ns/pid_for_children").readlink()
 
     def _inside(self, argv: Sequence[str]) -> list[str]:
-        ours = f"/proc/{self._unshare.pid}/ns"
+        own = f"/proc/{self._unshare.pid}/ns"
         return [
             "nsenter",
             f"--wdns={ROOT}",
-            f"--mount={ours}/mnt",
-            f"--net={ours}/net",
-            f"--pid={ours}/pid_for_children",
+            f"--mount={own}/mnt",
+            f"--net={own}/net",
+            f"--pid={own}/pid_for_children",
             "--",
             *argv,
         ]
@@ -132,23 +132,23 @@ class Machine:
                     print(line, end="", flush=True)
                     lines.append(line)
         print(f"({time.monotonic() - started:.0f} s)", flush=True)
-        said = "".join(lines)
-        assert running.returncode == 0, f"vagrant {shlex.join(arguments)} ended with {running.returncode}:\n{said}"
-        return said
+        text = "".join(lines)
+        assert running.returncode == 0, f"vagrant {shlex.join(arguments)} ended with {running.returncode}:\n{text}"
+        return text
 
     def ssh(self, command: str) -> str:
         """What a command of the shell says in the machine, as root; it must succeed."""
         return self.vagrant("ssh", "--command", f"sudo sh -c {shlex.quote(command)}")
 
     def get(self, path: str) -> bytes:
-        """What the agent in the machine serves, asked of the forwarded port on this side."""
-        asked = subprocess.run(
+        """Return what the agent in the machine serves at the forwarded port."""
+        request = subprocess.run(
             self._inside([sys.executable, "-c", _FETCH, f"http://127.0.0.1:{PORT}{path}"]),
             capture_output=True,
             check=False,
         )
-        assert asked.returncode == 0, asked.stderr.decode(errors="replace")
-        return asked.stdout
+        assert request.returncode == 0, request.stderr.decode(errors="replace")
+        return request.stdout
 
     def virsh(self, *arguments: str) -> str:
         """What virsh says of libvirt in the namespaces."""

@@ -26,7 +26,7 @@ def _possible() -> None:
         pytest.skip(reason)
 
 
-def test_a_killed_run_leaves_no_process_and_the_next_begins_anew_with_the_public_box() -> None:
+def test_a_killed_run_leaves_no_process_and_the_next_starts_again_with_the_public_box() -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         namespace = Path(run.stdout.readline().strip())

@@ -92,11 +92,11 @@ def boot(options: argparse.Namespace) -> int:
         kernel = obtain(options.kernel)
         command = options.command or pytest(options.mark)
         status = run(kernel, command, out, shape=shape, timeout_s=options.timeout or usual.timeout_s)
-        whole = is_whole(out / REPORT)
-        if status == 0 and not whole and (options.junit_xml or not options.command):
+        total = is_whole(out / REPORT)
+        if status == 0 and not total and (options.junit_xml or not options.command):
             print(f"the guest said that all is well, but brought no results: {REPORT} is missing, torn or empty")
             status = LOST
-        if whole and options.junit_xml:
+        if total and options.junit_xml:
             shutil.copyfile(out / REPORT, options.junit_xml)
     return status
 

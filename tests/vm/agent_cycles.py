@@ -99,18 +99,18 @@ def run_cycles_until(loop: Loop, what: str, check: Callable[[Cycle], bool]) -> l
 
     def held() -> bool:
         done.append(run_cycle(loop))
-        if not (found := check(done[-1])):
+        if not (result := check(done[-1])):
             time.sleep(PAUSE_S)
-        return found
+        return result
 
     try:
         eventually(what, held)
     except AssertionError:
-        raise AssertionError(f"{what}: after {len(done)} rounds {_told(done[-1])}") from None
+        raise AssertionError(f"{what}: after {len(done)} rounds {_last_reasons(done[-1])}") from None
     return done
 
 
-def _told(done: Cycle) -> str:
+def _last_reasons(done: Cycle) -> str:
     """What plugins and memory advice said last."""
     thresholds = done.evictions.thresholds if done.evictions is not None else ()
     verdicts = done.memory.reasons if done.memory is not None else ()

@@ -34,9 +34,9 @@ T = TypeVar("T")
 @pytest.fixture(scope="session")
 def hierarchy() -> Hierarchy:
     """Version 2 and nothing else."""
-    found = detect_hierarchy()
-    assert (found.mode, found.v1) == ("v2", {})
-    return found
+    result = detect_hierarchy()
+    assert (result.mode, result.v1) == ("v2", {})
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +48,8 @@ def series() -> str:
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[KnobWriters]:
     """The agent's way to knobs and back."""
-    with knob_writers(tmp_path / "state") as made:
-        yield made
+    with knob_writers(tmp_path / "state") as writers:
+        yield writers
 
 
 WORKERS = 2
@@ -118,6 +118,6 @@ class Programs:
 
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Programs]:
-    made = Programs()
-    yield made
-    made.close()
+    created = Programs()
+    yield created
+    created.close()

@@ -1,6 +1,6 @@
 """The first file system of a guest: busybox, the modules that its root file system needs, and init.
 
-It is packed anew for every boot, in half a second: nothing of it can be stale.
+It is packed again for every boot, in half a second, so that it is never stale.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import lzma
 from pathlib import Path
 
-from tests.vm.kernels import Kernel, Missing, asked
+from tests.vm.kernels import Kernel, Missing, run_program
 
 INIT = Path(__file__).with_name("initramfs-init")
 BUSYBOX = Path("/bin/busybox")
@@ -39,16 +39,16 @@ def initramfs(kernel: Kernel) -> bytes:
 
 def _modules(kernel: Kernel) -> dict[str, bytes]:
     # By name, in the order in which they have to be loaded.
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
     for module in MODULES:
-        shown = asked(["modprobe", "-d", str(kernel.directory), "-S", kernel.version, "--show-depends", module])
+        shown = run_program(["modprobe", "-d", str(kernel.directory), "-S", kernel.version, "--show-depends", module])
         for path in (
             Path(line.removeprefix("insmod ").strip()) for line in shown.splitlines() if line.startswith("insmod ")
         ):
             name = path.name.removesuffix(".xz")
-            if name not in found:
-                found[name] = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    return found
+            if name not in result:
+                result[name] = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    return result
 
 
 class Cpio:

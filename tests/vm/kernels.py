@@ -1,7 +1,7 @@
-"""Debian's stock kernels, made ready to boot without a boot loader: unpacked and uncompressed.
+"""Debian's stock kernels, prepared to boot without a boot loader: unpacked and uncompressed.
 
-Nothing is installed on this machine: packages are downloaded by apt, from whatever sources it has, and unpacked into a cache,
-once for each version. A version is in the cache whole or not at all, whoever was killed and whatever disk was full.
+Nothing is installed on this machine: apt downloads packages from its sources, and they are unpacked into a cache, once per
+version. A version in the cache is complete, even after a killed run or on a full disk.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def obtain(series: str, cache: Path = CACHE) -> Kernel:
     """The newest kernel of the series `6.1` or `6.12`, from the cache or from the distribution. Raises as `fill` does."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
-        # Who comes second waits for the download, and finds it in the cache. The lock dies with its holder.
+        # A second process waits for the download and finds it in the cache. The lock is released when its holder dies.
         fcntl.flock(lock, fcntl.LOCK_EX)
         version = _newest(series)
         if version is None or not (cache / version / "vmlinux").exists():
             # What yesterday's lists name may be gone from the archive; and a new machine has no lists.
             if os.geteuid() == 0:
-                asked(["apt-get", "update", "-q"])
+                run_program(["apt-get", "update", "-q"])
             version = _newest(series)
         if version is None:
             raise Missing(
@@ -71,24 +71,24 @@ def fill(directory: Path, version: str) -> None:
     Raises Missing, OSError and ValueError.
     """
     print(f"downloading and unpacking linux-image-{version}", flush=True)
-    # What a killed run had begun may still be written to by a program that it had started.
+    # A program started by a killed run may still be writing to the file.
     part = directory.with_name(f"{directory.name}.{os.getpid()}.part")
     for left in (directory, *directory.parent.glob(f"{directory.name}*.part")):
         shutil.rmtree(left, ignore_errors=True)
     try:
         part.mkdir()
-        asked(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", f"linux-image-{version}"], part)
+        run_program(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", f"linux-image-{version}"], part)
         (package,) = part.glob("*.deb")
-        asked(["dpkg", "-x", str(package), str(part)])
+        run_program(["dpkg", "-x", str(package), str(part)])
         package.unlink()
-        asked(["depmod", "-b", str(part), version])
+        run_program(["depmod", "-b", str(part), version])
         (part / "vmlinux").write_bytes(uncompressed((part / "boot" / f"vmlinuz-{version}").read_bytes()))
         part.rename(directory)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def asked(command: Sequence[str], directory: Path | None = None) -> str:
+def run_program(command: Sequence[str], directory: Path | None = None) -> str:
     """What a program prints, in English. Raises Missing with what it complained of, or if it is not installed."""
     try:
         done = subprocess.run(
@@ -103,13 +103,13 @@ def asked(command: Sequence[str], directory: Path | None = None) -> str:
 
 def newest_of(shown: str) -> str | None:
     """The version that a metapackage depends on, as `apt-cache depends` shows it; None if it shows none."""
-    found = re.search(r"Depends: linux-image-(\d\S+)", shown)
-    return None if found is None else found[1]
+    result = re.search(r"Depends: linux-image-(\d\S+)", shown)
+    return None if result is None else result[1]
 
 
 def _newest(series: str) -> str | None:
     try:
-        return newest_of(asked(["apt-cache", "depends", METAPACKAGES[series]]))
+        return newest_of(run_program(["apt-cache", "depends", METAPACKAGES[series]]))
     except Missing:
         return None
 
@@ -120,12 +120,12 @@ def uncompressed(image: bytes) -> bytes:
     Raises ValueError where there is none, or not all of it.
     """
     try:
-        found = _payload(image)
+        result = _payload(image)
     except (IndexError, struct.error, lzma.LZMAError, zlib.error, EOFError) as error:
         raise ValueError(f"the kernel image is damaged: {error}") from error
-    if not found.startswith(_ELF):
+    if not result.startswith(_ELF):
         raise ValueError("the payload of the kernel image is no ELF file")
-    return found
+    return result
 
 
 def _payload(image: bytes) -> bytes:

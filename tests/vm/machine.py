@@ -34,7 +34,7 @@ CLOCKS = {"tcg": "tsc=reliable clocksource=tsc", "kvm": ""}
 ask the HPET for every time that a program wants to know, which costs a device access. With this Python starts twice as fast."""
 QEMU = "qemu-system-x86_64"
 BOUND = ("setpriv", "--pdeathsig", "KILL")
-"""Whoever kills this process, even by SIGKILL, must not find the machine running on."""
+"""The machine must not survive this process, even if that is killed by SIGKILL."""
 _PROBE_S = 15.0
 _KVM = Path("/dev/kvm")
 
@@ -62,8 +62,8 @@ class Shape(NamedTuple):
                 "-object", f"memory-backend-ram,id=m{node},size={memory}M",
                 "-numa", f"node,nodeid={node},cpus={node * each}-{(node + 1) * each - 1},memdev=m{node}",
             ]  # fmt: skip
-        pairs = [(one, other) for one in range(self.nodes) for other in range(self.nodes) if one != other]
-        return options + [word for one, other in pairs for word in ("-numa", f"dist,src={one},dst={other},val=21")]
+        pairs = [(item, other) for item in range(self.nodes) for other in range(self.nodes) if item != other]
+        return options + [word for pair, other in pairs for word in ("-numa", f"dist,src={pair},dst={other},val=21")]
 
 
 USUAL = Shape()
@@ -150,17 +150,17 @@ def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[
         subprocess.Popen([*BOUND, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=files) as process,
     ):
         assert process.stdout is not None
-        says = select.poll()
-        says.register(process.stdout, select.POLLIN)
+        text = select.poll()
+        text.register(process.stdout, select.POLLIN)
         try:
-            while (left := deadline - time.monotonic()) > 0 and says.poll(left * 1000):
+            while (left := deadline - time.monotonic()) > 0 and text.poll(left * 1000):
                 # As it comes: a line that is not whole yet may be the last one for a long time.
-                said = os.read(process.stdout.fileno(), 1 << 16)
-                if not said:
+                result = os.read(process.stdout.fileno(), 1 << 16)
+                if not result:
                     return process.wait(left)
-                log.write(said)
+                log.write(result)
                 log.flush()
-                sys.stdout.buffer.write(said.replace(b"\r\n", b"\n"))
+                sys.stdout.buffer.write(result.replace(b"\r\n", b"\n"))
                 sys.stdout.flush()
             return None
         except subprocess.TimeoutExpired:
@@ -190,7 +190,7 @@ def _accelerator(kernel: Kernel, first: IO[bytes], out: Path) -> str:
 
 
 def _argv(kernel: Kernel, first: IO[bytes], accelerator: str, shape: Shape) -> list[str]:
-    # A string instruction is translated to a loop over bytes: nobody is to be told that it is the fast way to copy.
+    # A string instruction is translated to a loop over bytes: the guest must not treat it as the fast way to copy.
     how = ["kvm", "host"] if accelerator == "kvm" else ["tcg,thread=multi", "max,-erms,-fsrm"]
     return [
         QEMU, "-M", "q35", "-accel", how[0], "-cpu", how[1], *shape.options(),

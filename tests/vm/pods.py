@@ -40,7 +40,7 @@ WARM_S = 180.0
 
 
 class Pods:
-    """They run from the first moment on; whoever is done with them leaves nothing behind."""
+    """They run from the start; the context manager removes everything at its end."""
 
     def __init__(self, hierarchy: Hierarchy, disk: Path) -> None:
         self.groups: dict[str, TestCgroup] = {}

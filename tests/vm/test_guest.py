@@ -1,4 +1,4 @@
-"""The machine itself, whoever made it (tests/vm, Vagrant): what the other tests here count on."""
+"""The machine itself, whether made by tests/vm or Vagrant: what the other tests here rely on."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ for _ in range({PULSES}):
 
 @pytest.fixture
 def group() -> Iterator[TestCgroup]:
-    with cgroup(require_writable_cgroups(), "cpu") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "cpu") as created:
+        yield created
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def rivals() -> Iterator[tuple[TestCgroup, TestCgroup]]:
     with ExitStack() as stack:
         pair = [stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in ("less", "more")]
         last = str(max(os.sched_getaffinity(0)))
-        for one in pair:
-            one.file("cpuset", "cpuset.cpus").write_text(last)
-            spin(one)
+        for item in pair:
+            item.file("cpuset", "cpuset.cpus").write_text(last)
+            spin(item)
         yield pair[0], pair[1]
 
 
@@ -58,7 +58,7 @@ def used(group: TestCgroup) -> int:
 
 def shares(pair: tuple[TestCgroup, TestCgroup]) -> tuple[int, int]:
     """Microseconds of CPU that each has had when both have had two seconds together."""
-    before = [used(one) for one in pair]
+    before = [used(item) for item in pair]
     eventually("they run", lambda: sum(map(used, pair)) >= sum(before) + 2_000_000)
     return used(pair[0]) - before[0], used(pair[1]) - before[1]
 
@@ -94,17 +94,17 @@ def test_what_was_inherited_is_again_or_is_all_that_there_is_while_tasks_are_in_
         pass
     assert group.file("cpuset", knob.value).read_text() == "\n"
     spin(group)
-    whole = group.file("cpuset", f"{knob.value}.effective").read_text()
+    text = group.file("cpuset", f"{knob.value}.effective").read_text()
     agent.actuator.apply([KnobCgroup(group).decide(knob, value)])
     assert group.file("cpuset", f"{knob.value}.effective").read_text() == f"{value}\n"
     (outcome,) = agent.originals.restore(agent.files)
     assert (outcome.status, outcome.before, outcome.after, outcome.error) == (
         OutcomeStatus.APPLIED,
         value,
-        whole.strip(),
+        text.strip(),
         "",
     )
-    assert group.file("cpuset", knob.value).read_text() == whole
+    assert group.file("cpuset", knob.value).read_text() == text
     assert agent.originals.entries() == ()
 
 
@@ -135,7 +135,7 @@ def test_cpu_is_shared_by_weight(agent: KnobWriters, rivals: tuple[TestCgroup, T
     assert 3.2 <= more / less <= 5
 
 
-def test_an_idle_group_has_what_nobody_else_wants(agent: KnobWriters, rivals: tuple[TestCgroup, TestCgroup]) -> None:
+def test_an_idle_group_gets_only_unused_cpu(agent: KnobWriters, rivals: tuple[TestCgroup, TestCgroup]) -> None:
     with agent.turned((rivals[0], Knob.IDLE, "1")):
         idle, other = shares(rivals)
         assert idle <= other / 50

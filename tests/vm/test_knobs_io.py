@@ -46,8 +46,8 @@ COST = {
 @pytest.fixture
 def pair() -> Iterator[tuple[TestCgroup, TestCgroup]]:
     with ExitStack() as stack:
-        one, other = (stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in ("one", "other"))
-        yield one, other
+        item, other = (stack.enter_context(cgroup(require_writable_cgroups(), name)) for name in ("one", "other"))
+        yield item, other
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def load(group: TestCgroup, kind: str) -> None:
 
 def through(group: TestCgroup, device: str, key: str, least: int) -> tuple[int, float]:
     """How much of that was let through, at least so much, and in how many seconds."""
-    eventually("it has begun", lambda: io(group, device).get(key, 0) > 0)
+    eventually("it has started", lambda: io(group, device).get(key, 0) > 0)
     started, before = time.monotonic_ns(), io(group, device)[key]
     eventually(f"{least} {key}", lambda: io(group, device)[key] >= before + least)
     after = io(group, device)[key]

@@ -32,8 +32,8 @@ pytestmark = pytest.mark.vm
 
 @pytest.fixture
 def group() -> Iterator[TestCgroup]:
-    with cgroup(require_writable_cgroups(), "memory") as made:
-        yield made
+    with cgroup(require_writable_cgroups(), "memory") as created:
+        yield created
 
 
 def test_a_group_above_memory_high_swaps_and_goes_on(agent: KnobWriters, group: TestCgroup) -> None:
@@ -49,15 +49,15 @@ def test_a_group_above_memory_high_swaps_and_goes_on(agent: KnobWriters, group: 
 def test_a_group_that_cannot_fit_into_its_maximum_loses_a_task_and_no_other_does(
     agent: KnobWriters, group: TestCgroup
 ) -> None:
-    with cgroup(group.hierarchy, "beside") as beside:
-        hold(beside, 32 * MIB)
+    with cgroup(group.hierarchy, "beside") as other:
+        hold(other, 32 * MIB)
         with agent.turned((group, Knob.MEMORY_MAX, str(48 * MIB)), (group, Knob.SWAP_MAX, "0")):
             killed = group.start([*PYTHON, HOLD, str(96 * MIB)])
             assert killed.wait() == -9
             assert numbers(group, "memory.events")["oom_kill"] == 1
             assert number(group, "memory.peak") <= 48 * MIB
-        assert numbers(beside, "memory.events")["oom_kill"] == 0
-        assert beside.processes[0].poll() is None
+        assert numbers(other, "memory.events")["oom_kill"] == 0
+        assert other.processes[0].poll() is None
 
 
 @pytest.mark.parametrize("knob", [None, Knob.MEMORY_LOW, Knob.MEMORY_MIN], ids=["neither", "low", "min"])
@@ -77,9 +77,9 @@ def test_what_is_protected_stays_while_its_neighbour_swaps(
             assert press()[0] >= 16 * MIB
             return
         with agent.turned((older, knob, str(96 * MIB))):
-            kept, gone = press()
-            assert kept < MIB
-            assert gone >= 40 * MIB
+            rest, removed = press()
+            assert rest < MIB
+            assert removed >= 40 * MIB
 
 
 def test_memory_is_reclaimed_on_request(agent: KnobWriters, group: TestCgroup) -> None:
@@ -103,7 +103,7 @@ def test_no_more_is_swapped_than_swap_max(agent: KnobWriters, group: TestCgroup)
 
 
 def test_page_cache_is_dropped_and_anonymous_memory_stays(agent: KnobWriters, group: TestCgroup) -> None:
-    """With swap it takes Linux 6.9, which this kernel is asked for."""
+    """Requires Linux 6.9 with swap; older kernels skip this test."""
     hold(group, 32 * MIB)
     cache(group, DATA / "cached", 48 * MIB)
     try:

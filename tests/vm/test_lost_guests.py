@@ -1,4 +1,4 @@
-"""Real guests that come to a bad end: each is told from one that is well, and none of them is left running."""
+"""Real guests that fail: each failure is detected, and none of the guests stays running."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_results_that_are_lost_are_a_failure(tmp_path: Path) -> None:
     assert not report.exists()
 
 
-def test_who_is_killed_leaves_no_machine_behind(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_machine_running(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.vm", "--out", str(tmp_path), "--", "sleep", "3600"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as runner:
         assert runner.stdout is not None
@@ -76,5 +76,5 @@ def test_who_is_killed_leaves_no_machine_behind(tmp_path: Path) -> None:
 
 def children(pid: int) -> list[tuple[int, str]]:
     """Process ids and names of a process' children."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [(int(child), Path(f"/proc/{child}/comm").read_text().strip()) for child in found]
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [(int(child), Path(f"/proc/{child}/comm").read_text().strip()) for child in text]

@@ -18,7 +18,7 @@ from tests.live.agent_process import eventually
 from tests.vm.__main__ import BOOTS, is_whole
 from tests.vm.__main__ import pytest as pytest_command
 from tests.vm.initramfs import Cpio
-from tests.vm.kernels import Kernel, Missing, asked, fill, newest_of, obtain, uncompressed
+from tests.vm.kernels import Kernel, Missing, fill, newest_of, obtain, run_program, uncompressed
 from tests.vm.machine import LOST, ROOT, Shape, is_translators_fault, status_of, watch
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
@@ -118,8 +118,8 @@ def test_only_files_that_name_the_mark_are_collected(tmp_path: Path) -> None:
 
 def test_a_program_that_goes_on_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     console = tmp_path / "console"
-    said = [*PYTHON, "import time\nprint('first\\r\\nso far', end='', flush=True)\ntime.sleep(600)"]
-    assert watch(said, console, 10) is None
+    messages = [*PYTHON, "import time\nprint('first\\r\\nso far', end='', flush=True)\ntime.sleep(600)"]
+    assert watch(messages, console, 10) is None
     assert (console.read_bytes(), capfd.readouterr().out) == (b"first\r\nso far", "first\nso far")
     assert watch([*PYTHON, "print('all')"], console, 600) == 0
     assert console.read_bytes() == b"all\n"
@@ -127,7 +127,7 @@ def test_a_program_that_goes_on_is_ended(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_program_ends_with_who_watches_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_program_ends_with_the_process_that_watches_it(tmp_path: Path, number: signal.Signals) -> None:
     inner = [*PYTHON, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"]
     log = f"__import__('pathlib').Path({str(tmp_path / 'log')!r})"
     outer = f"from tests.vm.machine import watch\nwatch({inner!r}, {log}, 600)"
@@ -150,9 +150,9 @@ def alive(pid: int) -> bool:
 
 def test_what_is_not_installed_is_named_with_the_remedy() -> None:
     with pytest.raises(Missing, match="no-such-program is not installed: make packages-vm"):
-        asked(["no-such-program"])
+        run_program(["no-such-program"])
     with pytest.raises(Missing, match="sh -c echo full >&2; false: full"):
-        asked(["sh", "-c", "echo full >&2; false"])
+        run_program(["sh", "-c", "echo full >&2; false"])
 
 
 VERSION = "6.1.0-1-amd64"

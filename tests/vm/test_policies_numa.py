@@ -1,6 +1,6 @@
 """NUMA-aware placement on the nodes of this machine: real cpusets of dedicated, bound and other pods, and where they run.
 
-Two nodes or four, of two CPUs each; who has what is worked out by hand. Reclaimed pods keep a CPU of every node. A share pool
+Two nodes or four, of two CPUs each; the expected CPUs are computed by hand. Reclaimed pods keep a CPU of every node. A share pool
 wants two, and gets what is left of its nodes: one of one node.
 """
 
@@ -54,21 +54,21 @@ class Groups:
 @pytest.fixture
 def nodes() -> dict[int, tuple[int, ...]]:
     """CPUs by NUMA node."""
-    found = numa_nodes()
-    if len(found) not in (2, 4) or {len(cpus) for cpus in found.values()} != {2}:
-        pytest.fail(f"this machine has NUMA nodes {found}; these numbers are of two or four nodes of two CPUs each")
-    return found
+    result = numa_nodes()
+    if len(result) not in (2, 4) or {len(cpus) for cpus in result.values()} != {2}:
+        pytest.fail(f"this machine has NUMA nodes {result}; these numbers are of two or four nodes of two CPUs each")
+    return result
 
 
 def has(groups: Groups) -> dict[str, tuple[str, str]]:
     """CPUs and NUMA nodes of each, as they are set; what is in force must be the same."""
-    found = {}
+    result = {}
     for name, group in groups.by_name.items():
         texts = {file: group.file("cpuset", file).read_text().strip() for file in ("cpuset.cpus", "cpuset.mems")}
         for file, text in texts.items():
             assert text in ("", group.file("cpuset", f"{file}.effective").read_text().strip())
-        found[name] = (texts["cpuset.cpus"], texts["cpuset.mems"])
-    return found
+        result[name] = (texts["cpuset.cpus"], texts["cpuset.mems"])
+    return result
 
 
 def settle(loop: Loop) -> Cycle:
@@ -92,22 +92,22 @@ def seen_busy(group: TestCgroup) -> set[int]:
     """CPUs on which two processes of the group are seen that take all they can get, for a moment."""
     busy = [group.start(SPIN) for _ in range(2)]
     eventually("they have joined", lambda: len(group.file("cpu", "cgroup.procs").read_text().split()) >= 3)
-    seen = ran_on(busy)
+    observed = ran_on(busy)
     for process in busy:
         process.kill()
         process.wait()
         group.processes.remove(process)
-    return seen
+    return observed
 
 
 NOBODYS = ("", "")
-WHOLE = {2: ("0-3", "0-1"), 4: ("0-7", "0-3")}
-"""What was inherited, of who has tasks now: the kernel takes no empty list from them any more."""
+INHERITED = {2: ("0-3", "0-1"), 4: ("0-7", "0-3")}
+"""Inherited values of cgroups with tasks: the kernel does not accept an empty list from them."""
 EXCLUSIVE: dict[int, list[dict[str, tuple[str, str]]]] = {
     2: [
         {"db": ("0-1", "0"), "web": ("2", "1"), "batch": ("0,3", "0-1"), "api": NOBODYS, "other": NOBODYS},
         {"db": ("0-1", "0"), "web": ("2", "1"), "batch": ("0,3", "0-1"), "api": ("2", "1"), "other": ("2", "1")},
-        {"db": WHOLE[2], "web": ("1-2", "0-1"), "batch": ("0,3", "0-1"), "api": NOBODYS, "other": NOBODYS},
+        {"db": INHERITED[2], "web": ("1-2", "0-1"), "batch": ("0,3", "0-1"), "api": NOBODYS, "other": NOBODYS},
     ],
     4: [
         {"db": ("0-3", "0-1"), "web": ("4-5", "2-3"), "batch": ("0,2,6-7", "0-3"), "api": NOBODYS, "other": NOBODYS},
@@ -118,7 +118,7 @@ EXCLUSIVE: dict[int, list[dict[str, tuple[str, str]]]] = {
             "api": ("4", "2"),
             "other": ("4,7", "2-3"),
         },
-        {"db": WHOLE[4], "web": ("1,7", "0-3"), "batch": ("0,2-6", "0-3"), "api": NOBODYS, "other": NOBODYS},
+        {"db": INHERITED[4], "web": ("1,7", "0-3"), "batch": ("0,2-6", "0-3"), "api": NOBODYS, "other": NOBODYS},
     ],
 }
 """With db, which has half of the nodes for itself, web and batch; with api, bound to one node, and with another one that asks
@@ -164,8 +164,8 @@ def test_a_dedicated_pod_has_its_nodes_for_itself(nodes: dict[int, tuple[int, ..
             write(tmp_path, CANONICAL, listed("web", "batch"))
             settle(loop)
             assert has(groups) == EXCLUSIVE[len(nodes)][2]
-        whole, none = WHOLE[len(nodes)], NOBODYS
-        assert has(groups) == {"db": whole, "web": whole, "batch": whole, "api": none, "other": none}
+        total, none = INHERITED[len(nodes)], NOBODYS
+        assert has(groups) == {"db": total, "web": total, "batch": total, "api": none, "other": none}
 
 
 BINDING = {
@@ -190,4 +190,4 @@ def test_shared_and_reclaimed_pods_are_bound_to_nodes_with_room(
             assert has(groups) == BINDING[len(nodes)]
             (node,) = parse_cpu_list(has(groups)["batch"][1])
             eventually("its memory has come along", lambda: on_nodes(groups["batch"])[node] >= 32 * MIB)
-        assert has(groups) == {"api": NOBODYS, "web": NOBODYS, "batch": WHOLE[len(nodes)]}
+        assert has(groups) == {"api": NOBODYS, "web": NOBODYS, "batch": INHERITED[len(nodes)]}

@@ -112,20 +112,20 @@ class Expected:
 
 @pytest.fixture(scope="module")
 def pods(hierarchy: Hierarchy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
-    """Frozen, beside an agent that watches them and has seen them at work."""
+    """Two frozen cgroups, watched by an agent that has seen them running."""
     directory = tmp_path_factory.mktemp("malachite")
     listed = write_pods(directory / "pods.yaml", {WEB: "shared_cores", DB: "shared_cores", BATCH: "reclaimed_cores"})
     config = directory / "config.yaml"
     config.write_text("probes: [threads]\n")
     options = ["--pods", listed, "--config", config, "--state-dir", directory / "state", "--act", "off"]
     with (
-        Pods(hierarchy, DATA) as made,
+        Pods(hierarchy, DATA) as created,
         Agent(*map(str, options), "--malachite", f"127.0.0.1:{PORT}") as agent,
     ):
         assert eventually(lambda: "Malachite's documents on" in agent.log, STARTS_S), agent.log
         assert eventually(lambda: has_rate(WEB), WARM_S), agent.log
-        made.freeze()
-        yield made
+        created.freeze()
+        yield created
 
 
 def has_rate(path: str) -> bool:
@@ -137,13 +137,13 @@ def has_rate(path: str) -> bool:
     return cpu.get("cpu_usage_ratio", 0) > 0 and "task_nr_sleeping" in cpu
 
 
-def agreed(told: Any, read: Any) -> tuple[Any, Any]:
+def agreed(text: Any, read: Any) -> tuple[Any, Any]:
     """The two of them, as soon as they agree: the agent reads some files every five seconds, and the kernel settles accounts
     of pages late. Else what they were at the end."""
     last: list[tuple[Any, Any]] = [(None, None)]
 
     def same() -> bool:
-        last[0] = told(), read()
+        last[0] = text(), read()
         time.sleep(0.3)
         return bool(last[0][0] == last[0][1])
 
@@ -162,8 +162,8 @@ EACH = pytest.mark.parametrize("path", [WEB, DB, BATCH], ids=lambda path: path.r
 @EACH
 def test_cpu(pods: Pods, path: str) -> None:
     expected = Expected(pods, path)
-    told, read = agreed(lambda: part(groups_of(path)["Cpuacct"]["Cpu"]["V2"], expected.cpu()), expected.cpu)
-    assert told == read
+    text, read = agreed(lambda: part(groups_of(path)["Cpuacct"]["Cpu"]["V2"], expected.cpu()), expected.cpu)
+    assert text == read
     if path == WEB:
         assert (read["max"], read["weight"]) == (50_000, 79)
         assert read["cpu_stats"]["nr_throttled"] >= 20
@@ -173,11 +173,11 @@ def test_cpu(pods: Pods, path: str) -> None:
 def test_threads(pods: Pods, path: str) -> None:
     expected = Expected(pods, path)
 
-    def told() -> tuple[int, int]:
+    def describe() -> tuple[int, int]:
         cpu = groups_of(path)["Cpuacct"]["Cpu"]["V2"]
         return cpu["task_nr_runnable"], cpu["task_nr_runnable"] + cpu["task_nr_unint"] + cpu["task_nr_sleeping"]
 
-    counted, listed = agreed(told, lambda: (0, expected.threads()))
+    counted, listed = agreed(describe, lambda: (0, expected.threads()))
     assert counted == listed, "nothing runs that is frozen"
     assert listed[1] >= 1
 
@@ -185,8 +185,8 @@ def test_threads(pods: Pods, path: str) -> None:
 @EACH
 def test_memory(pods: Pods, path: str) -> None:
     expected = Expected(pods, path)
-    told, read = agreed(lambda: part(groups_of(path)["Memory"]["Memory"]["V2"], expected.memory()), expected.memory)
-    assert told == read
+    text, read = agreed(lambda: part(groups_of(path)["Memory"]["Memory"]["V2"], expected.memory()), expected.memory)
+    assert text == read
     assert set(read["mem_numa_stats"]) == {"N0", "N1"}
     if path == WEB:
         assert read["mem_numa_stats"]["N1"]["anon"] > 40 << 20, "cpuset.mems has node 1 alone"
@@ -199,10 +199,10 @@ def test_memory(pods: Pods, path: str) -> None:
 @EACH
 def test_cpuset_and_block_io(pods: Pods, path: str) -> None:
     expected = Expected(pods, path)
-    told, read = agreed(lambda: part(groups_of(path)["Cpuset"]["CpuSet"]["V2"], expected.cpuset()), expected.cpuset)
-    assert told == read
-    told, read = agreed(lambda: groups_of(path)["Blkio"]["BlkIO"]["V2"]["io_stat"], expected.blkio)
-    assert told == read
+    text, read = agreed(lambda: part(groups_of(path)["Cpuset"]["CpuSet"]["V2"], expected.cpuset()), expected.cpuset)
+    assert text == read
+    text, read = agreed(lambda: groups_of(path)["Blkio"]["BlkIO"]["V2"]["io_stat"], expected.blkio)
+    assert text == read
     if path == WEB:
         assert read[number_of("data")]["Data"]["wbytes"] > 0
 
@@ -212,7 +212,7 @@ def test_pressure(pods: Pods, path: str) -> None:
     """Sums alone: averages fall while nothing happens."""
     expected = Expected(pods, path)
 
-    def told() -> list[float]:
+    def describe() -> list[float]:
         groups = groups_of(path)
         of = (
             groups["Cpuacct"]["Cpu"]["V2"]["cpu_pressure"],
@@ -221,8 +221,8 @@ def test_pressure(pods: Pods, path: str) -> None:
         )
         return [stalls["some"]["total"] for stalls in of]
 
-    seen, read = agreed(told, lambda: [expected.pressure(name) for name in ("cpu", "memory", "io")])
-    assert seen == read
+    observed, read = agreed(describe, lambda: [expected.pressure(name) for name in ("cpu", "memory", "io")])
+    assert observed == read
     assert read[0] > 0 or path == DB
 
 

@@ -67,13 +67,13 @@ class KnobWriters(NamedTuple):
     actuator: Actuator
 
     @contextmanager
-    def turned(self, *wanted: tuple[TestCgroup, Knob, str]) -> Iterator[None]:
-        """These knobs as asked for, written and read back by the agent, for so long; put back by it, bit for bit."""
-        decisions = [KnobCgroup(group).decide(knob, value) for group, knob, value in wanted]
-        shown = [path for group, knob, _ in wanted for path in self.shown(group, knob)]
+    def turned(self, *knobs: tuple[TestCgroup, Knob, str]) -> Iterator[None]:
+        """The knobs are written and read back by the agent for the duration of the block, and restored exactly."""
+        decisions = [KnobCgroup(group).decide(knob, value) for group, knob, value in knobs]
+        shown = [path for group, knob, _ in knobs for path in self.shown(group, knob)]
         before = [path.read_text() for path in shown]
         outcomes = self.actuator.apply(decisions)
-        expected = [(OutcomeStatus.APPLIED, canonical(knob, value), "") for _, knob, value in wanted]
+        expected = [(OutcomeStatus.APPLIED, canonical(knob, value), "") for _, knob, value in knobs]
         assert [(o.status, o.after, o.error) for o in outcomes] == expected
         assert all(path.read_text() != text for path, text in zip(shown, before, strict=True))
         yield
@@ -93,9 +93,9 @@ class KnobWriters(NamedTuple):
     def once(self, group: TestCgroup, knob: Knob, value: str) -> Outcome:
         """Have something done that is not set; what came of it."""
         self.actuator.apply([KnobCgroup(group).decide(knob, value)])
-        found: list[Outcome] = []
-        eventually(f"{knob.value} is done", lambda: bool(found.extend(self.actuator.finished()) or found))
-        return found[0]
+        outcomes: list[Outcome] = []
+        eventually(f"{knob.value} is done", lambda: bool(outcomes.extend(self.actuator.finished()) or outcomes))
+        return outcomes[0]
 
 
 @contextmanager
@@ -113,11 +113,11 @@ def family(above: TestCgroup, *names: str) -> Iterator[list[TestCgroup]]:
     """Groups of these names below another, which gets every controller to hand down."""
     above.file("cpu", "cgroup.subtree_control").write_text("+cpu +cpuset +memory +io +pids")
     with ExitStack() as stack:
-        made = []
+        created = []
         for name in names:
-            made.append(TestCgroup(above.hierarchy, f"{above.path}/{name}"))
-            stack.callback(made[-1].close)
-        yield made
+            created.append(TestCgroup(above.hierarchy, f"{above.path}/{name}"))
+            stack.callback(created[-1].close)
+        yield created
 
 
 def spin(group: TestCgroup) -> None:
@@ -192,13 +192,13 @@ def io(group: TestCgroup, device: str) -> dict[str, int]:
 
 
 def ran_on(processes: Collection[subprocess.Popen[bytes]]) -> set[int]:
-    """CPUs on which they were seen (proc(5): field 39 of stat). Who sleeps is seen where it last ran."""
-    seen = set()
+    """CPUs on which the processes were last running (proc(5): field 39 of stat)."""
+    observed = set()
     for _ in range(60):
         for process in processes:
-            seen.add(int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[36]))
+            observed.add(int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[36]))
         time.sleep(0.02)
-    return seen
+    return observed
 
 
 def numa_nodes() -> dict[int, tuple[int, ...]]:

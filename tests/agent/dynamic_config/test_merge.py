@@ -211,10 +211,10 @@ def test_what_the_terminal_shows() -> None:
     shown = list(config_lines(told, (), 2_000_000_000))
     assert shown[0].split() == ["intervalS", "1", "(default)"]
     assert sum(line.startswith("advisor.enableReclaim ") and "kube-system/all h1" in line for line in shown) == 1
-    assert "node n1: its CustomNodeConfig is followed" in shown
-    refused = [line for line in shown if "cannot be obeyed" in line]
+    assert "node n1: its CustomNodeConfig is watched" in shown
+    refused = [line for line in shown if "cannot be applied" in line]
     assert len(refused) == 1
-    assert refused[0].startswith("AdminQoSConfiguration kube-system/all h2 cannot be obeyed: spec.config.")
+    assert refused[0].startswith("AdminQoSConfiguration kube-system/all h2 cannot be applied: spec.config.")
     only = list(config_lines(told, ("report",), 0))
     assert {line.partition(".")[0] for line in only} == {"report"}
 

@@ -65,8 +65,8 @@ def test_structs_are_changed_field_by_field() -> None:
 
 def test_keys_say_what_a_number_is_about_and_fields_what_it_is_called() -> None:
     after = {"8:0": io_of(times(4000, s2=1), 512), "8:16": io_of(times(0), 0)}
-    found = list(change_cells(value_change({}, after), after, name="block_io"))
-    assert found == [
+    cells = list(change_cells(value_change({}, after), after, name="block_io"))
+    assert cells == [
         ChangeCell(("8:0",), "block_io.reads", times(4000, s2=1), grown=True),
         ChangeCell(("8:0",), "block_io.read_bytes", 512, grown=True),
     ]
@@ -88,9 +88,9 @@ def test_only_what_happened_is_listed_the_busiest_first() -> None:
     after = ProbeReading(
         {1: {"net": net(tcp_sent_bytes=6)}, 2: {"net": net(udp_sent_bytes=1)}, 3: {"net": net(udp_sent_bytes=9)}}
     )
-    groups, found = summarize_interval(before, after, {1: "/a", 2: "/b", 3: "/c"}, "/")
+    groups, result = summarize_interval(before, after, {1: "/a", 2: "/b", 3: "/c"}, "/")
     assert [(group.cgroup, group.id) for group in groups] == [("/c", 3), ("/a", 1)]
-    assert [(cgroup, cell.name, cell.value) for cgroup, cell in found] == [
+    assert [(cgroup, cell.name, cell.value) for cgroup, cell in result] == [
         ("/c", "net.udp_sent_bytes", 9),
         ("/a", "net.tcp_sent_bytes", 1),
     ]
@@ -100,18 +100,18 @@ def test_cgroups_are_chosen_by_how_their_path_begins_and_the_node_is_always_ther
     after = ProbeReading(
         {1: {"oom_kills": 1}, 2: {"oom_kills": 1}, 77: {"oom_kills": 1}}, {"softirq_ns": {0: {"RCU": 3}}}
     )
-    groups, found = summarize_interval(ProbeReading(), after, {1: "/", 2: "/kubepods/a"}, "/kube")
+    groups, result = summarize_interval(ProbeReading(), after, {1: "/", 2: "/kubepods/a"}, "/kube")
     assert [group.cgroup for group in groups] == ["/kubepods/a"]
-    assert found[-1] == ("", ChangeCell(("0", "RCU"), "softirq_ns", 3, grown=True))
+    assert result[-1] == ("", ChangeCell(("0", "RCU"), "softirq_ns", 3, grown=True))
     assert [group.cgroup for group in summarize_interval(ProbeReading(), after, {}, "")[0]] == ["/", "id 2", "id 77"]
 
 
 def shown(before: ProbeReading, after: ProbeReading, paths: dict[int, str], problem: str = "") -> DisplayedInterval:
-    cgroups, found = summarize_interval(before, after, paths, "/")
+    cgroups, result = summarize_interval(before, after, paths, "/")
     interval = ProbeInterval(
         probe="x", form="tp_btf", wall_time_ns=1, interval_s=2.0, cgroups=cgroups, node={}, problem=problem
     )
-    return DisplayedInterval(interval=interval, cells=found)
+    return DisplayedInterval(interval=interval, cells=result)
 
 
 def drawn(of: DisplayedInterval, height: int | None = None) -> list[str]:
@@ -140,7 +140,7 @@ def test_what_is_of_the_moment_is_no_rate() -> None:
     assert lines[2].split() == ["/web", "1.50", "0.25", "0.00", "1.00", "0.00", "0.00", "2", "0", "0", "5"]
 
 
-def test_whom_somebody_waited_for_is_a_row_each() -> None:
+def test_each_aggressor_has_a_row() -> None:
     after = ProbeReading({1: {"blame": blame({"/batch": 8_000_000, "/web": 2_000_000}, 500_000)}})
     lines = drawn(shown(ProbeReading(), after, {1: "/web"}))
     assert lines[1].split() == ["by", "cgroup", "throttled"]
