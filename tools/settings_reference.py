@@ -35,7 +35,7 @@ qos:                            # the cluster labels its batch pods `tier: offli
     "advisor": """\
 advisor:
   policy: latency
-    latency: {targetWaitMs: 5, growRatioPerS: 0.05}     # protect more strictly, return CPU more slowly
+  latency: {targetWaitMs: 5, growRatioPerS: 0.05}     # protect more strictly, return CPU more slowly
 ---
 advisor:                        # Katalyst's policy, with its controller on two indicators
   policy: canonical
@@ -50,7 +50,7 @@ memory:
   policy: numa_aware
   reclaimRoot: /kubepods/besteffort
   reaper: {enable: true}
-    offloading:                   # reclaim unused memory of batch pods, without swap
+  offloading:                   # reclaim unused memory of batch pods, without swap
     levels: {reclaimed_cores: {enable: true, policy: psi}}
 """,
     "forecast": """\
@@ -77,7 +77,7 @@ node:                           # the node may be scheduled for up to 2.5 times 
 """,
     "placing": """\
 placing:
-    reservedCpuList: 0,24         # both threads of the first core are reserved for the system
+  reservedCpuList: 0,24         # both threads of the first core are reserved for the system
   numaHint: packing
 """,
     "knobs": """\
@@ -89,7 +89,7 @@ knobs:
     max: {reclaimed_cores: "8:16 wbps=52428800"}
     wbtUs: {SSD: 2000, NVME: 2000, HDD: 75000}
     costQos: {sda: enable=1 ctrl=user rpct=95.00 rlat=10000 wpct=95.00 wlat=20000 min=50.00 max=150.00}
-    resctrl:                      # batch pods get a fifth of each L3 cache
+  resctrl:                      # batch pods get a fifth of each L3 cache
     enabled: true
     levels: {reclaimed_cores: {catEndPercent: 20, mbaPercent: 50}}
 """,

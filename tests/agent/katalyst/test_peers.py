@@ -146,7 +146,9 @@ async def test_whoever_is_not_there_or_speaks_nonsense_is_replaced_by_our_own_ad
     server = None if there == "nobody" else await asyncio.start_unix_server(noise, folder / "cpu_advisor.sock")
     async with running(short, "take: [cpu]") as hands:
         await until(lambda: hands.problem("remote-advisor-cpu"))
-        assert f"{folder}/cpu_advisor.sock: CPUAdvisor.GetAdvice: no server answers" in hands.problem("remote-advisor-cpu")
+        assert f"{folder}/cpu_advisor.sock: CPUAdvisor.GetAdvice: no server answers" in hands.problem(
+            "remote-advisor-cpu"
+        )
         finished = hands.loop.run_cycle("tick")
         assert finished.advice is not None
         assert finished.advice.policy == "canonical"

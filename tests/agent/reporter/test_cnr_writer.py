@@ -24,7 +24,7 @@ from api.node_resources import ObjectSection, ReportedField
 from api.pod import RECLAIMED_MEMORY
 from api.snapshot import ComponentHealth
 from tests.agent.reporter.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OURS, finished
-from tests.kube.test_client import asking, says
+from tests.kube.test_client import asking, status_response
 
 CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/n1"
 NODE = "/api/v1/nodes/n1/status"
@@ -48,9 +48,11 @@ class Server:
         body = await request.read()
         status = self.refuse.get(request.path, self.status)
         if status != 200:
-            return says(status, msgspec.json.encode({"kind": "Status", "reason": "R", "code": status}).decode())
+            return status_response(
+                status, msgspec.json.encode({"kind": "Status", "reason": "R", "code": status}).decode()
+            )
         if self.invalid in body:
-            return says(
+            return status_response(
                 422, msgspec.json.encode({"kind": "Status", "reason": "Invalid", "message": "no", "code": 422}).decode()
             )
         if request.method != "GET" and self.held and request.query.get("force") == "false":
@@ -59,7 +61,7 @@ class Server:
                 for who, field in self.held
             ]
             said = {"kind": "Status", "reason": "Conflict", "message": "m", "code": 409, "details": {"causes": causes}}
-            return says(409, msgspec.json.encode(said).decode())
+            return status_response(409, msgspec.json.encode(said).decode())
         if request.query.get("force") == "true":
             self.held.clear()
         if request.method != "GET":
@@ -70,7 +72,7 @@ class Server:
             if "apply" in kind:
                 assert request.query["fieldManager"] == "dioptase-agent"
         whole = {"metadata": {"name": "n1", "resourceVersion": "7"}, "spec": {"taints": self.taints}}
-        return says(200, msgspec.json.encode(whole).decode())
+        return status_response(200, msgspec.json.encode(whole).decode())
 
     def paths(self) -> list[str]:
         """What was written since the last time."""

@@ -68,7 +68,12 @@ def test_a_pod_whose_wish_cannot_be_fulfilled_says_why_it_cannot() -> None:
 
 def test_a_pod_is_told_its_part_of_a_network_card_or_that_none_has_enough() -> None:
     card = NicBandwidth(
-        name="eth0", speed=1000, egress_capacity=940, ingress_capacity=900, allocated_mbit=850, pods={"default/web": 250}
+        name="eth0",
+        speed=1000,
+        egress_capacity=940,
+        ingress_capacity=900,
+        allocated_mbit=850,
+        pods={"default/web": 250},
     )
     full = Reason(rule=NO_BANDWIDTH, text="No card has 90 Mbit/s left both ways: eth0 50 of 900.", threshold=90)
     advice = msgspec.structs.replace(LAST.advice, cards=(card,), rejected={"default/batch": full})
