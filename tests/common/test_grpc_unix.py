@@ -203,7 +203,7 @@ async def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("x" * 90, "longer than the path of a socket may be"), ("plain", "is no socket")]
+    ("name", "text"), [("x" * 90, "longer than a socket path may be"), ("plain", "is not a socket")]
 )
 async def test_a_place_where_no_socket_can_be_is_named(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "plain").write_text("mine")
