@@ -130,7 +130,7 @@ async def test_an_answer_that_is_no_message_is_said_and_the_next_is_understood(t
     """A peer that serves a service of that name with other messages: gRPC itself is content with it."""
     answers = [b"\xff\xff\xff\xff\x07", b""]
 
-    async def one(_request: bytes, _context: object) -> bytes:
+    async def invalid_response(_request: bytes, _context: object) -> bytes:
         return answers.pop(0)
 
     async def many(_request: bytes, _context: object) -> AsyncIterator[bytes]:
@@ -139,19 +139,19 @@ async def test_an_answer_that_is_no_message_is_said_and_the_next_is_understood(t
 
     server = grpc.aio.server()
     methods = {
-        "RemovePod": grpc.unary_unary_rpc_method_handler(one),
+        "RemovePod": grpc.unary_unary_rpc_method_handler(invalid_response),
         "ListAndWatch": grpc.unary_stream_rpc_method_handler(many),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ADVISOR.full_name, methods),))
     server.add_insecure_port(f"unix:{tmp_path}/a.sock")
     await server.start()
     peer = GrpcClient(tmp_path / "a.sock", ADVISOR)
-    with pytest.raises(Unavailable, match=r"a\.sock: AdvisorService\.RemovePod was answered with garbage"):
+    with pytest.raises(Unavailable, match=r"a\.sock: the response of AdvisorService\.RemovePod cannot be decoded"):
         await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u"))
     assert await peer.call("RemovePod", svc.RemovePodRequest(pod_uid="u")) == svc.RemovePodResponse()
     stream = peer.stream("ListAndWatch", svc.Empty())
     assert (await anext(stream)).extra_entries[0].cgroup_path == "/a"
-    with pytest.raises(Unavailable, match=r"AdvisorService\.ListAndWatch was answered with garbage"):
+    with pytest.raises(Unavailable, match=r"AdvisorService\.ListAndWatch cannot be decoded"):
         await anext(stream)
     assert CALL_COUNTS["made", f"{ADVISOR.full_name}.RemovePod", "DATA_LOSS"] == 1
     await peer.close()
@@ -203,7 +203,7 @@ async def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("x" * 90, "longer than the path of a socket may be"), ("plain", "is no socket")]
+    ("name", "text"), [("x" * 90, "longer than a socket path may be"), ("plain", "is not a socket")]
 )
 async def test_a_place_where_no_socket_can_be_is_named(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "plain").write_text("mine")

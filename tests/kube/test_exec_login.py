@@ -16,7 +16,7 @@ from kube.client import KubeClient
 from kube.credentials import LOGIN_RETRY_S, ApiAccess, ApiCredentials, CredentialData, IssuedCredentials
 from kube.kubeconfig import load_kubeconfig_access
 from tests.exporters.certificates import Authority
-from tests.kube.test_client import says, serving
+from tests.kube.test_client import serving, status_response
 from tests.kube.test_kubeconfig import document, written
 
 V1, V1BETA1 = "client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"
@@ -111,7 +111,7 @@ def test_refused_credentials_are_asked_for_again_but_not_at_once() -> None:
 
 async def test_requests_carry_it(tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
-        return says(200, request.headers["Authorization"])
+        return status_response(200, request.headers["Authorization"])
 
     printing(tmp_path, credential(token="abc"))
     async with serving(handler) as server, KubeClient(access(tmp_path, plugin(), {"server": server}), "test") as client:

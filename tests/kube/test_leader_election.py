@@ -1,4 +1,4 @@
-"""Who leads, as a rule of lease and time; and several candidates, with clocks of their own, that obey it."""
+"""The rule of leader election, and several candidates with clocks of their own that follow it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kube.leader_election import (
     next_lease_action,
 )
 from kube.objects import KubeMetadata
-from tests.kube.test_client import asking, says
+from tests.kube.test_client import asking, status_response
 
 
 def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S, transitions: int | None = 2) -> Lease:
@@ -33,7 +33,7 @@ def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S
 
 
 @pytest.mark.parametrize(
-    ("seen", "now_s", "expected"),
+    ("observed", "now_s", "expected"),
     [
         (ObservedLease(None, 0), 0, LeaseAction.CREATE),
         (ObservedLease(lease("me"), 0), 0, LeaseAction.RENEW),
@@ -49,8 +49,8 @@ def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S
         (ObservedLease(lease(None), 100), 100, LeaseAction.TAKE),
     ],
 )
-def test_the_rule(seen: ObservedLease, now_s: float, expected: LeaseAction) -> None:
-    assert next_lease_action(seen, "me", now_s) is expected
+def test_the_rule(observed: ObservedLease, now_s: float, expected: LeaseAction) -> None:
+    assert next_lease_action(observed, "me", now_s) is expected
 
 
 def test_a_lease_is_as_old_as_its_version() -> None:
@@ -62,9 +62,9 @@ def test_a_lease_is_as_old_as_its_version() -> None:
 
 def test_claims_swap_on_the_version_that_was_seen() -> None:
     at_s = 1769851800.25
-    taken = lease_patch(ObservedLease(lease("other"), 0), "me", at_s)
+    acquired = lease_patch(ObservedLease(lease("other"), 0), "me", at_s)
     moment = "2026-01-31T09:30:00.250000Z"
-    assert taken == {
+    assert acquired == {
         "metadata": {"resourceVersion": "7"},
         "spec": {
             "holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": moment, "acquireTime": moment,
@@ -85,23 +85,23 @@ class Candidate:
 
     def __init__(self, name: str, skew_s: float) -> None:
         self.name, self.skew_s = name, skew_s
-        self.seen = ObservedLease(None, 0)
+        self.observed = ObservedLease(None, 0)
         self.leads_until: float | None = None
 
     def leads(self, now_s: float) -> bool:
         return self.leads_until is not None and now_s < self.leads_until
 
-    def step(self, kept: list[Lease | None], now_s: float, write_is_lost: bool) -> None:
-        self.seen = self.seen.look(kept[0], now_s + self.skew_s)
-        if next_lease_action(self.seen, self.name, now_s + self.skew_s) is LeaseAction.WAIT:
+    def step(self, stored: list[Lease | None], now_s: float, write_is_lost: bool) -> None:
+        self.observed = self.observed.look(stored[0], now_s + self.skew_s)
+        if next_lease_action(self.observed, self.name, now_s + self.skew_s) is LeaseAction.WAIT:
             self.leads_until = None
             return
         # A compare-and-swap on what was seen a moment ago always goes through here.
-        version = str(int(kept[0].metadata.resource_version) + 1 if kept[0] else 1)
-        spec = msgspec.convert(lease_patch(self.seen, self.name, now_s)["spec"], LeaseSpec)
-        kept[0] = Lease(metadata=KubeMetadata(resource_version=version), spec=spec)
+        version = str(int(stored[0].metadata.resource_version) + 1 if stored[0] else 1)
+        spec = msgspec.convert(lease_patch(self.observed, self.name, now_s)["spec"], LeaseSpec)
+        stored[0] = Lease(metadata=KubeMetadata(resource_version=version), spec=spec)
         if not write_is_lost:
-            self.seen = self.seen.look(kept[0], now_s + self.skew_s)
+            self.observed = self.observed.look(stored[0], now_s + self.skew_s)
             self.leads_until = now_s + RENEW_S
 
 
@@ -112,12 +112,12 @@ STEPS = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 20), st.booleans()), 
 def test_there_are_never_two_leaders_whatever_clocks_and_networks_do(
     steps: list[tuple[int, float, bool]], skews: list[float]
 ) -> None:
-    kept: list[Lease | None] = [None]
+    stored: list[Lease | None] = [None]
     candidates = [Candidate(name, skew) for name, skew in zip("abc", skews, strict=True)]
     now_s = 0.0
-    for who, passed_s, write_is_lost in steps:
+    for index, passed_s, write_is_lost in steps:
         now_s += passed_s
-        candidates[who].step(kept, now_s, write_is_lost)
+        candidates[index].step(stored, now_s, write_is_lost)
         assert sum(candidate.leads(now_s) for candidate in candidates) <= 1
 
 
@@ -134,13 +134,17 @@ async def test_work_has_ended_when_the_lease_could_not_be_renewed(
         nonlocal made_at
         if request.method == "POST":
             made_at = time.monotonic()
-            return says(201, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
+            return status_response(
+                201, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}'
+            )
         if not made_at:
-            return says(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
+            return status_response(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
         if trouble == "refused":
-            return says(403, '{"code":403,"reason":"Forbidden"}')
+            return status_response(403, '{"code":403,"reason":"Forbidden"}')
         if trouble == "taken":
-            return says(200, '{"metadata":{"name":"l","resourceVersion":"2"},"spec":{"holderIdentity":"other"}}')
+            return status_response(
+                200, '{"metadata":{"name":"l","resourceVersion":"2"},"spec":{"holderIdentity":"other"}}'
+            )
         if trouble == "silent":
             await asyncio.sleep(60)
         assert request.transport is not None
@@ -165,13 +169,13 @@ async def test_work_has_ended_when_the_lease_could_not_be_renewed(
 
 
 async def test_what_the_work_raises_is_raised_and_the_lease_is_given_back() -> None:
-    asked: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     async def handler(request: web.Request) -> web.Response:
-        asked.append((request.method, (await request.read()).decode()))
+        requests.append((request.method, (await request.read()).decode()))
         if request.method == "GET":
-            return says(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
-        return says(200, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
+            return status_response(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
+        return status_response(200, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
 
     async def work() -> None:
         raise ZeroDivisionError
@@ -179,7 +183,7 @@ async def test_what_the_work_raises_is_raised_and_the_lease_is_given_back() -> N
     async with asking(handler) as client:
         with pytest.raises(ZeroDivisionError):
             await LeaderElection(client, "kat/l", "me").lead(work)
-    assert [method for method, _ in asked] == ["GET", "POST", "PATCH"]
-    assert asked[-1][1] == (
+    assert [method for method, _ in requests] == ["GET", "POST", "PATCH"]
+    assert requests[-1][1] == (
         '{"metadata":{"resourceVersion":"1"},"spec":{"holderIdentity":"","leaseDurationSeconds":1}}'
     )

@@ -114,7 +114,7 @@ OFTEN = WatchPosition(resource_version="5", failures=3, wait_s=2)
         (OFTEN.event_received("6"), "6", 0, 0, 0),
         (AT_5.ended(300, 0), "5", 0, 0, 0),
         (OFTEN.ended(300, 0), "5", 0, 0, 0),
-        (AT_5.ended(0.1, 0), "5", 0.5, 1, 0),  # a watch that ends at once would be asked for without pause
+        (AT_5.ended(0.1, 0), "5", 0.5, 1, 0),  # a watch that ends at once would be repeated without pause
         (AT_5.connection_lost(0), "5", 0.5, 1, 0),
         (AT_5.connection_lost(0).connection_lost(0), "5", 1, 2, 0),
         (OFTEN.connection_lost(0), "5", 4, 4, 0),
@@ -126,7 +126,7 @@ OFTEN = WatchPosition(resource_version="5", failures=3, wait_s=2)
         (AT_5.refused(FORBIDDEN, 0), None, 0.5, 1, 1),
         (WatchPosition().refused(FORBIDDEN, 0), None, 0.5, 1, 0),
         (AT_5.refused(FORBIDDEN, 0).listed("9").refused(FORBIDDEN, 0), None, 1, 2, 2),
-        (AT_5.refused(BUSY, 0), "5", 7, 1, 0),  # asked to wait: nothing was missed
+        (AT_5.refused(BUSY, 0), "5", 7, 1, 0),  # must retry later: nothing was missed
         (AT_5.refused(ApiError(429, "", "", retry_after_s=900), 0), "5", 30, 1, 0),
         (AT_5.invalid_data_received(0), None, 0.5, 1, 1),
     ],

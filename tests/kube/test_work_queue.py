@@ -73,29 +73,29 @@ def test_what_was_due_while_it_was_worked_on_is_not_lost() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["add", "at", "take", "done", "failed"]), st.sampled_from("abc"))))
 def test_nothing_that_was_added_is_lost_or_worked_on_twice_at_once(steps: list[tuple[str, str]]) -> None:
     order: KeySchedule[str] = KeySchedule()
-    wanted: set[str] = set()
+    retried: set[str] = set()
     working: set[str] = set()
     for now, (step, key) in enumerate(steps):
         if step == "add":
             order.add(key)
-            wanted.add(key)
+            retried.add(key)
         elif step == "at":
             order.add_at(key, now + 2)
-            wanted.add(key)
-        elif step == "take" and (taken := order.take(now)) is not None:
-            assert taken not in working
-            working.add(taken)
-            wanted.discard(taken)
+            retried.add(key)
+        elif step == "take" and (key_ := order.take(now)) is not None:
+            assert key_ not in working
+            working.add(key_)
+            retried.discard(key_)
         elif step in ("done", "failed") and key in working:
             working.discard(key)
             order.done(key) if step == "done" else order.failed(key, now)
-            wanted |= {key} if step == "failed" else set()
+            retried |= {key} if step == "failed" else set()
     for key in list(working):
         order.done(key)
     left = set()
-    while (taken := order.take(10**9)) is not None:
-        left.add(taken)
-    assert left == wanted
+    while (key_ := order.take(10**9)) is not None:
+        left.add(key_)
+    assert left == retried
 
 
 async def test_a_worker_that_waits_is_woken_by_what_is_added() -> None:

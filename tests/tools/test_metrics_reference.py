@@ -1,4 +1,4 @@
-"""docs/metrics.md says what the catalogue says."""
+"""The document metrics.md matches the catalogue."""
 
 from __future__ import annotations
 

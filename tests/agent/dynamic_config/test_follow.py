@@ -19,7 +19,7 @@ from agent.dynamic_config.follow import CustomNodeConfigFollower, DynamicConfig,
 from agent.dynamic_config.last_good import LastGoodFile
 from common.backoff import Backoff
 from kube.objects import KubeMetadata, UnstructuredObject
-from tests.kube.test_client import asking, says
+from tests.kube.test_client import asking, status_response
 
 ADMIN = "adminqosconfigurations"
 CNC = "/apis/config.katalyst.kubewharf.io/v1alpha1/customnodeconfigs"
@@ -64,13 +64,13 @@ class Cluster:
             self.asked.append(request.path)
             found = self.objects.get(request.path)
             if found is None:
-                return says(404, '{"kind":"Status","reason":"NotFound","code":404,"message":"not found"}')
+                return status_response(404, '{"kind":"Status","reason":"NotFound","code":404,"message":"not found"}')
             whole = {"metadata": {"name": "all", "namespace": "kube-system"}, **found}
-            return says(200, msgspec.json.encode(whole).decode())
+            return status_response(200, msgspec.json.encode(whole).decode())
         assert request.query["fieldSelector"] == "metadata.name=n1", "of a thousand nodes' only its own is watched"
         if request.query.get("watch") != "true":
             items = [] if self.targets is None else [self._cnc()]
-            return says(
+            return status_response(
                 200, msgspec.json.encode({"metadata": {"resourceVersion": str(self.version)}, "items": items}).decode()
             )
         response = web.StreamResponse()
@@ -267,7 +267,7 @@ async def test_while_nobody_answers_what_was_obeyed_stands(tmp_path: Path, monke
     known = rules(tmp_path)
 
     async def refuse(_request: web.Request) -> web.StreamResponse:
-        return says(503, "no")
+        return status_response(503, "no")
 
     async with asking(refuse) as client:
         follower = CustomNodeConfigFollower(client, "n1", known)

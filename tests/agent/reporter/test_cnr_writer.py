@@ -49,9 +49,11 @@ class Server:
         body = await request.read()
         status = self.refuse.get(request.path, self.status)
         if status != 200:
-            return says(status, msgspec.json.encode({"kind": "Status", "reason": "R", "code": status}).decode())
+            return status_response(
+                status, msgspec.json.encode({"kind": "Status", "reason": "R", "code": status}).decode()
+            )
         if self.invalid in body:
-            return says(
+            return status_response(
                 422, msgspec.json.encode({"kind": "Status", "reason": "Invalid", "message": "no", "code": 422}).decode()
             )
         if request.method != "GET" and self.held and request.query.get("force") == "false":

@@ -12,9 +12,9 @@ from controller.lifecycle.agent_health import AgentHealth
 from controller.reconcile import MetricValues
 from controller.settings import HealthConfig
 from kube.informer import Informer
-from tests.kube.test_client import asking, says
+from tests.kube.test_client import asking, status_response
 
-LENT = {"resource.katalyst.kubewharf.io/reclaimed_millicpu": "4k"}
+RECLAIMED_RESOURCES = {"resource.katalyst.kubewharf.io/reclaimed_millicpu": "4k"}
 WELL = [f"w{number}" for number in range(9)]
 
 
@@ -34,22 +34,22 @@ def listed(request: web.Request) -> str:
         ]
         return json.dumps({"metadata": {"resourceVersion": "1"}, "items": items})
     if request.path.endswith("/nodes"):
-        extra = {"status": {"capacity": LENT}}
+        extra = {"status": {"capacity": RECLAIMED_RESOURCES}}
     items = [{"metadata": {"name": name, "uid": name, "resourceVersion": "1"}, **extra} for name in names]
     return json.dumps({"metadata": {"resourceVersion": "1"}, "items": items})
 
 
-async def test_a_node_that_goes_while_another_is_written_stops_nobody() -> None:
+async def test_a_node_deleted_during_a_write_does_not_stop_the_evaluation() -> None:
     written: list[tuple[str, object]] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.method == "PATCH":
             written.append((request.path, await request.json()))
             nodes.store.drop("b")
-            return says(409, json.dumps({"kind": "Status", "reason": "Conflict", "code": 409}))
+            return status_response(409, json.dumps({"kind": "Status", "reason": "Conflict", "code": 409}))
         if "watch" in request.query:
             await asyncio.sleep(60)
-        return says(200, listed(request))
+        return status_response(200, listed(request))
 
     async with asking(answer) as client:
         nodes, cnrs = Informer(client, NODES), Informer(client, CNRS)
@@ -64,5 +64,5 @@ async def test_a_node_that_goes_while_another_is_written_stops_nobody() -> None:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    taken = [path for path, body in written if path.endswith("/status")]
-    assert taken == ["/api/v1/nodes/a/status"]
+    status_patches = [path for path, body in written if path.endswith("/status")]
+    assert status_patches == ["/api/v1/nodes/a/status"]
