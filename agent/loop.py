@@ -178,7 +178,7 @@ class Loop:
                     outcomes += done
                 self._finish(
                     PreviewInputs(
-                        snapshot=snapshot, config=self._config, known=before, told=told, now_ns=started, knobs=knobs
+                        snapshot=snapshot, config=self._config, state=before, external_advice=told, now_ns=started, knobs=knobs
                     )
                 )
         except Exception as error:
@@ -216,7 +216,7 @@ class Loop:
     def _finish(self, preview_inputs: PreviewInputs) -> None:
         """Have whoever is made from now on get what this round would give him."""
         self._basis = preview_inputs
-        self._actuator.foretold.promised.taken(preview_inputs.known.cpus)
+        self._actuator.foretold.promised.taken(preview_inputs.state.cpus)
 
     def _judged(self, snapshot: Snapshot, now_ns: int) -> tuple[PolicyResult, PolicyState, ExternalAdvice]:
         """What is to be, by our advice or by that of whoever is asked in its stead; what was known before, and what he said."""

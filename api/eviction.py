@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from api.knobs import Reason
+from api.quantity import format_bytes
 
 TAINT_PREFIX = "node.katalyst.kubewharf.io/"
 """Of conditions that are shown as taints; all taints below it are the agent's."""
@@ -21,14 +22,6 @@ _BYTE_SCOPES = re.compile(
     r"(NumaMemory|NumaMemoryBalance|rootfs) .*|SystemMemory free|SystemRootfs bytes|.*reclaimed_memory "
 )
 """Scope and subject."""
-
-
-def format_bytes(value: float) -> str:
-    """Bytes for a person, in the largest unit of which there is one, but at least MiB."""
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB")):
-        if value >= unit:
-            return f"{value / unit:.2f} {name}"
-    return f"{value / (1 << 20):.1f} MiB"
 
 
 def format_observation(value: float | None, scope: str, subject: str) -> str:

@@ -67,6 +67,10 @@ ONE_SHOT_KNOBS = frozenset((Knob.MEMORY_RECLAIM, Knob.DROP_CACHE, Knob.MIGRATE_P
 """Those that are done, not set."""
 
 
+ReasonInputs = dict[str, float | int | str | None]
+"""Observed values that a decision was based on, by name."""
+
+
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """Why: the rule that fired, in a sentence, with the threshold and every input that it looked at."""
 

@@ -1,4 +1,4 @@
-"""Parses Kubernetes quantities (`500m`, `1Gi`) and Go durations (`1h30m`). Pure.
+"""Parses Kubernetes quantities (`500m`, `1Gi`) and Go durations (`1h30m`), and formats amounts as text. Pure.
 Invalid text raises ValueError that quotes it.
 """
 
@@ -64,3 +64,21 @@ def parse_duration_s(text: str) -> float:
     if total_s > _MAX_DURATION_S:
         raise ValueError(f"{text!r:.60} is longer than a duration can be; 292 years are the most")
     return -total_s if text.startswith("-") else total_s
+
+
+def format_cores(cores: float) -> str:
+    """Return cores as text: `2.50 cores`."""
+    return f"{cores:.2f} cores"
+
+
+def format_bytes(value: float) -> str:
+    """Return bytes as text in the largest unit of which there is one, but at least MiB: `1.50 GiB`, `81.9 MiB`."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB")):
+        if value >= unit:
+            return f"{value / unit:.2f} {name}"
+    return f"{value / (1 << 20):.1f} MiB"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 pod`, `2 pods`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

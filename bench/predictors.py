@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = PredictorsResults(
         machine=this_machine("not used"),
         settings=f"{args.machines} machines of each family, {args.days} days (weekly at least 14), seed {args.seed}.",
-        methods=tuple((name, method.what) for name, method in METHODS.items()),
+        methods=tuple((name, method.description) for name, method in METHODS.items()),
         rows=tuple(rows),
     )
     args.out.mkdir(parents=True, exist_ok=True)

@@ -22,11 +22,11 @@ NS_PER_MS = 1_000_000
 def exclude_throttling(
     wait: RunqLatency, throttled_ns: int, throttled_periods: int, threads: int, cpus: int
 ) -> RunqLatency:
-    """The waits that are left when own throttling is taken out: that is the owner's doing, not batch work's.
+    """Remove the latency that a container's own CPU quota caused, which reclaimed pods have no part in.
 
-    The kernel counts throttled time as waiting: of each thread that is held back, while it counts the throttled time itself
-    once for each CPU. So up to `threads` waits in each throttled period, and in all the throttled time for each thread that
-    shared a CPU, are taken out, the longest first and at each slot's lower bound. Waits below a millisecond stay.
+    The kernel counts the throttled time of every held thread as waiting (`sched_info`), but `throttled_usec` once per
+    CPU. Therefore up to `threads` waits per throttled period are removed, and in total the throttled time of every
+    thread that shared a CPU, longest first and at each slot's lower bound. Waits below a millisecond stay.
     """
     if not throttled_ns or not throttled_periods:
         return wait
@@ -35,29 +35,31 @@ def exclude_throttling(
         return RunqLatency(sum_ns=max(wait.sum_ns - left_ns, 0), count=wait.count)
     slots, left, sum_ns = list(wait.slots), throttled_periods * max(threads, 1), wait.sum_ns
     for k in range(len(slots) - 1, slot_of(NS_PER_MS), -1):
-        taken = min(slots[k], left, left_ns // BOUNDS_NS[k - 1])
-        slots[k] -= taken
-        left -= taken
-        left_ns -= taken * BOUNDS_NS[k - 1]
-        sum_ns -= taken * BOUNDS_NS[k - 1]
+        removed = min(slots[k], left, left_ns // BOUNDS_NS[k - 1])
+        slots[k] -= removed
+        left -= removed
+        left_ns -= removed * BOUNDS_NS[k - 1]
+        sum_ns -= removed * BOUNDS_NS[k - 1]
     return RunqLatency(sum_ns=max(sum_ns, 0), count=sum(slots), slots=tuple(slots))
 
 
 def max_latency(waits: Mapping[str, RunqLatency | None], config: LatencyConfig) -> tuple[str, float, int] | None:
-    """The container that waited longest at the quantile: (cgroup, wait in ns, number of waits); None if none waited."""
-    seen = [
+    """Return the container with the highest quantile as (cgroup, latency in ns, number of waits); None without any
+    wait."""
+    latencies = [
         (wait_ns, cgroup, wait.count)
         for cgroup, wait in waits.items()
         if wait is not None and (wait_ns := latency_quantile_ns(wait, config.quantile)) is not None
     ]
-    if not seen:
+    if not latencies:
         return None
-    wait_ns, cgroup, count = max(seen)
+    wait_ns, cgroup, count = max(latencies)
     return cgroup, wait_ns, count
 
 
 def latency_quantile_ns(wait: RunqLatency, quantile: float) -> float | None:
-    """The quantile of a set of waits in ns; where only their sum is known, that of an exponential of the same mean."""
+    """Return the quantile in ns; if only the sum is known, the quantile of an exponential distribution of the same
+    mean."""
     if wait.slots is not None:
         return quantile_ns(wait.slots, quantile)
     return wait.sum_ns / wait.count * -log(1 - quantile) if wait.count else None
@@ -66,7 +68,7 @@ def latency_quantile_ns(wait: RunqLatency, quantile: float) -> float | None:
 def find_breaches(
     waits: Mapping[str, RunqLatency | None], limits_ns: Mapping[str, float], config: LatencyConfig
 ) -> dict[str, RunqLatency]:
-    """The containers of which each breaches its limit."""
+    """Return the containers that breach their limits, by cgroup."""
     return {
         cgroup: wait
         for cgroup, wait in waits.items()
@@ -75,7 +77,7 @@ def find_breaches(
 
 
 def is_breach(wait: RunqLatency, limit_ns: float, config: LatencyConfig) -> bool:
-    """Whether more waits were above the limit than the quantile allows, and at least min_waits_above."""
+    """Return whether more waits exceed the limit than the quantile allows, and at least `min_waits_above`."""
     if wait.slots is None:
         value = latency_quantile_ns(wait, config.quantile)
         return value is not None and value > limit_ns and wait.count >= config.min_waits_above
@@ -89,28 +91,29 @@ def is_latency_alarm(
     limits_ns: Mapping[str, float],
     config: LatencyConfig,
 ) -> bool:
-    """Whether the waits between two looks, a fraction of a round apart, are a breach already."""
-    # So many waits of the limit's slot or longer are at least half of that together: most looks end here.
-    least = config.min_waits_above / 2
+    """Return whether the waits between two polls, a fraction of a cycle apart, are a breach already."""
+    # A breach implies at least half of this total: most polls end here.
+    minimum = config.min_waits_above / 2
     changes = {
         cgroup: runq_latency_delta(then, wait)
         for cgroup, wait in after.items()
-        if (then := before.get(cgroup)) is not None and wait.sum_ns - then.sum_ns >= least * limits_ns[cgroup]
+        if (then := before.get(cgroup)) is not None and wait.sum_ns - then.sum_ns >= minimum * limits_ns[cgroup]
     }
     return bool(find_breaches(changes, limits_ns, config))
 
 
 _MIN_STARVED_THREADS = 0.5
-"""Threads: one that ran all the time did not use quite a whole core by the kernel's books."""
+"""Threads without CPU from which a container is starved: a thread that always runs is charged slightly less than a
+core."""
 
 
 def online_runq_latency(
     snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
 ) -> dict[str, RunqLatency | None]:
-    """Waits of every online container since the previous round, by cgroup; None where they are not known.
+    """Return the waits of every online container since the previous cycle, by cgroup; None if they are not measured.
 
-    A container's tasks are those of its cgroup and of all below. One that is not there has nobody to protect, but where the
-    whole tree could not be read nothing is known of any.
+    A container's tasks are those of its cgroup and of all descendants. A missing cgroup is omitted, unless the whole
+    tree could not be read: then no container has a value.
     """
     containers = [container.cgroup for container in online_containers(snapshot)]
     inside = cgroups_by_container(snapshot.cgroups, containers)
@@ -125,47 +128,50 @@ def online_runq_latency(
 def _container_latency(
     paths: Sequence[str], snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
 ) -> RunqLatency | None:
-    """Waits of these cgroups together, the container's own first, without what its own quota caused."""
+    """Waits of these cgroups together, the container's own first, without those that its own quota caused."""
     waits, throttled_ns, periods = [], 0, 0
     for path in paths:
         sample = snapshot.cgroups[path]
         if path != paths[0] and sample.periods is None:
-            continue  # without a cpu controller its tasks are counted as those of the one above
+            continue  # without a cpu controller, its tasks are charged to the cgroup above
         waits.append(_cgroup_latency(sample, change, previous))
         if change is not None and (rate := change.cgroups.get(path)) is not None:
             throttled_ns += rate.throttled_ns or 0
             periods += rate.throttled_periods or 0
-    known = [wait for wait in waits if wait is not None]
-    if len(known) < len(waits):
+    measured = [wait for wait in waits if wait is not None]
+    if len(measured) < len(waits):
         return None
     threads = snapshot.cgroups[paths[0]].threads or 1
-    return exclude_throttling(sum_runq_latencies(known), throttled_ns, periods, threads, len(snapshot.topology.cpus))
+    return exclude_throttling(sum_runq_latencies(measured), throttled_ns, periods, threads, len(snapshot.topology.cpus))
 
 
 def _cgroup_latency(sample: CgroupSample, change: Rates | None, previous: Snapshot | None) -> RunqLatency | None:
-    """Waits of one cgroup since the previous round; one that was made since then has waited all that it ever waited."""
+    """Waits of one cgroup since the previous cycle; all of them if the cgroup was created since then."""
     before = previous.cgroups.get(sample.path) if previous else None
     if change is not None and before is not None and before.id == sample.id:
         rate = change.cgroups.get(sample.path)
         return rate.wait if rate else None
-    made_since = change is not None and previous is not None and "/" in previous.cgroups
-    return sample.wait if made_since else None
+    is_new = change is not None and previous is not None and "/" in previous.cgroups
+    return sample.wait if is_new else None
 
 
 class StarvedContainer(NamedTuple):
-    """An online container that is runnable, and none of whose waits ended: how long they are is not known yet."""
+    """An online container with runnable threads and no wait that ended: the length of its waits is not known yet."""
 
     runnable: int
-    """Threads, as the round saw them."""
+    """Number of runnable threads at the time of the snapshot."""
     cores: float
-    """What they used since the previous round."""
+    """CPU use since the previous cycle."""
 
 
 def find_starved(
     waits: Mapping[str, RunqLatency | None], snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
 ) -> dict[str, StarvedContainer]:
-    """The containers that have more runnable threads than they used CPU, while no wait of theirs ended since the previous
-    round, by cgroup. Not those that their own quota held back; none where threads are not counted."""
+    """Return by cgroup the containers with more runnable threads than CPU use and no wait that ended since the previous
+    cycle.
+
+    Throttled containers are omitted. Nothing is returned if runnable threads are not counted.
+    """
     quiet = [cgroup for cgroup, wait in waits.items() if wait is not None and not wait.count]
     if change is None or not quiet:
         return {}
@@ -174,7 +180,7 @@ def find_starved(
         for path, sample in snapshot.cgroups.items()
         if sample.threads_by_state is not None and sample.threads_by_state.runnable
     }
-    found = {}
+    starved = {}
     for cgroup, paths in cgroups_by_container({*quiet, *runnable}, quiet).items():
         threads = sum(runnable.get(path, 0) for path in paths)
         rates_of = [rate for path in paths if (rate := change.cgroups.get(path)) is not None]
@@ -186,5 +192,5 @@ def find_starved(
         own = change.cgroups.get(cgroup)
         cores = (own.cpu_cores if own is not None else None) or 0.0
         if threads - cores >= _MIN_STARVED_THREADS:
-            found[cgroup] = StarvedContainer(threads, cores)
-    return found
+            starved[cgroup] = StarvedContainer(threads, cores)
+    return starved

@@ -132,7 +132,7 @@ class EvictionRunner:
         CLOCK_MONOTONIC."""
         # Pods with the NUMA nodes that QRM bound them to.
         snapshot = msgspec.structs.replace(snapshot, pods=with_numa_bindings(snapshot.pods, known.cpus))
-        usable = restrict_to_allowed(snapshot, known.ceiling)
+        usable = restrict_to_allowed(snapshot, known.allowed_cpus)
         loads = _recent_loads(known.advisor.containers, now_ns, self._config.stale_s)
         layers = self.rootfs()
         pools = {} if advice is None else {pool.name: pool.cpus for pool in advice.pools}
@@ -148,7 +148,7 @@ class EvictionRunner:
             loads=loads,
             rootfs={pod.key: layers[pod.uid] for pod in snapshot.pods if pod.uid in layers},
             nics=_nic_bandwidths(snapshot.node.interfaces),
-            power=None if known.node is None else known.node.answered,
+            power=None if known.node is None else known.node.last_action,
             terminating=leaving,
             stuck=stuck,
             held=frozenset() if self.killer is None else frozenset(self.killer.held),

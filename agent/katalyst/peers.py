@@ -125,7 +125,7 @@ class KatalystPeers:
         self._latest = PeerInputs(snapshot=snapshot, advice=judged.advice, cpus=known.cpus)
         if self._plugin_desk is not None:
             sizes = () if judged.advice is None else judged.advice.cpu.sizes
-            self._plugin_desk.look(build_admission_inputs(snapshot, sizes, known.cpus, config.placing, known.ceiling))
+            self._plugin_desk.look(build_admission_inputs(snapshot, sizes, known.cpus, config.placing, known.allowed_cpus))
 
     def ages_s(self) -> Mapping[tuple[str, str], float]:
         """How long ago advice was last given or taken, by `given` or `taken` and resource. Any thread may ask."""

@@ -247,8 +247,8 @@ class ContainerAdjuster:
             return None
         cgroup = container_cgroup(request.container)
         pod = pod_of_request(request, cgroup, self._around.listed, self._around.door)
-        known = msgspec.structs.replace(basis.known, cpus=self._around.foretold.promised.kept(basis.known.cpus))
-        decisions, cpus = preview_decisions(msgspec.structs.replace(basis, known=known), [*coming, pod], cgroup)
+        known = msgspec.structs.replace(basis.state, cpus=self._around.foretold.promised.kept(basis.state.cpus))
+        decisions, cpus = preview_decisions(msgspec.structs.replace(basis, state=known), [*coming, pod], cgroup)
         wanted = {knob: decision.value for knob, decision in decisions.items()}
         bounds = read_bounds(cgroup, self._around.hierarchy)
         asked = requested_values(resources, bounds)

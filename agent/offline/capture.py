@@ -20,28 +20,28 @@ from agent.sensors.node.node_reader import NODE_SOURCES, NodeSource
 from api.snapshot import Cadence
 
 MAX_FILE_BYTES = 1 << 20
-"""Of one text: the rest of a longer one is cut off."""
+"""Maximum size of one text; the rest of a longer one is cut off."""
 BOOT_ID_PATH = "sys/kernel/random/boot_id"
 
 
 class CapturedFile(NamedTuple):
-    """One file; `text` is None for a directory that matters by being there."""
+    """One file; `text` is None for a directory whose existence matters."""
 
     path: Path
     text: bytes | None
 
 
 def capture_node(proc: Path, sys: Path) -> Iterator[CapturedFile]:
-    """What the machine's own sources read."""
+    """Yield the files that the node's sensors read."""
     files = _RecordingFiles(proc, sys)
     try:
         read_machine(files)
-        every: list[tuple[str, NodeSource]] = [
+        sources: list[tuple[str, NodeSource]] = [
             *NODE_SOURCES[Cadence.TICK].items(),
             ("frequencies", CpuFrequencyReader()),
             *NODE_SOURCES[Cadence.SLOW].items(),
         ]
-        for name, source in every:
+        for name, source in sources:
             files.begin(name)
             source(files)
         files.parse("self/mountinfo", node_disks.parse_mountinfo)
@@ -54,7 +54,7 @@ def capture_node(proc: Path, sys: Path) -> Iterator[CapturedFile]:
 
 
 def capture_cgroups(hierarchy: Hierarchy, limit: int) -> Iterator[CapturedFile]:
-    """What is read of each cgroup, at most `limit` of them; those that go meanwhile are left out."""
+    """Yield the files read of each cgroup, at most `limit` of them; cgroups removed meanwhile are left out."""
     plan = plan_sources(hierarchy)
     primary = os.open(hierarchy.primary, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -66,9 +66,9 @@ def capture_cgroups(hierarchy: Hierarchy, limit: int) -> Iterator[CapturedFile]:
 
 
 def _capture_cgroup(plan: tuple[CgroupFileSource, ...], group: CgroupNode) -> Iterator[CapturedFile]:
-    there: set[int] = set()
+    present: set[int] = set()
     for index, source in enumerate(plan):
-        if source.fallback_for in there:
+        if source.fallback_for in present:
             continue
         path = _cgroup_directory(source.mount, group) / os.fsdecode(source.file)
         try:
@@ -76,7 +76,7 @@ def _capture_cgroup(plan: tuple[CgroupFileSource, ...], group: CgroupNode) -> It
                 text = file.read(MAX_FILE_BYTES)
         except OSError:
             continue
-        there.add(index)
+        present.add(index)
         yield CapturedFile(path, text)
 
 
@@ -85,7 +85,7 @@ def _cgroup_directory(mount: Path, group: CgroupNode) -> Path:
 
 
 class _RecordingFiles(ProcSysFiles):
-    # Files of a node that also notes what is read.
+    # Records every file that is read.
     def __init__(self, proc: Path, sys: Path) -> None:
         super().__init__(proc, sys)
         self.noted: dict[Path, bytes | None] = {}

@@ -29,9 +29,10 @@ from agent.eviction.finding import (
 )
 from agent.eviction.sample_window import CpuSample, is_sample_due, pod_cpu_use, read_cpu_counters
 from api.advice import NOT_NUMA_BOUND
-from api.eviction import ThresholdMet, format_bytes
+from api.eviction import ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_bytes
 from api.rates import delta
 
 CPU_NAME, MEMORY_NAME = "koordinator-cpu-evict", "koordinator-memory-evict"

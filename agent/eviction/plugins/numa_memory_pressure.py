@@ -19,9 +19,10 @@ from agent.eviction.finding import (
     missing_input_finding,
     rank_by_memory,
 )
-from api.eviction import EvictionThreshold, ThresholdMet, format_bytes
+from api.eviction import EvictionThreshold, ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_bytes
 from api.snapshot import NodeSample
 
 NAME = "numa-memory-pressure-eviction-plugin"

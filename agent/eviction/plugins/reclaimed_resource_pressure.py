@@ -21,8 +21,9 @@ from agent.eviction.finding import (
     not_met_finding,
 )
 from agent.eviction.victims import wants_soft_eviction_notice
-from api.eviction import ThresholdMet, format_bytes
+from api.eviction import ThresholdMet
 from api.pod import Pod
+from api.quantity import format_bytes
 
 NAME = "reclaimed-resource-pressure-eviction-plugin"
 NUMA_NAME = "reclaimed-numa-resource-pressure-eviction-plugin"

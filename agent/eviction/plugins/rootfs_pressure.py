@@ -16,9 +16,10 @@ from agent.eviction.finding import (
     missing_input_finding,
     not_met_finding,
 )
-from api.eviction import ThresholdMet, format_bytes
+from api.eviction import ThresholdMet
 from api.measurements import Filesystem
 from api.qos import QoSLevel
+from api.quantity import format_bytes
 
 PRESSURE_NAME = "rootfs-pressure-eviction-plugin"
 OVERUSE_NAME = "rootfs-overuse-eviction-plugin"

@@ -7,9 +7,10 @@ from __future__ import annotations
 from agent.config.eviction import RssOveruseConfig
 from agent.eviction.eviction_inputs import EvictionInputs, rss_bytes
 from agent.eviction.finding import EvictionCandidate, EvictionFinding, make_threshold, not_met_finding
-from api.eviction import ThresholdMet, format_bytes
+from api.eviction import ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.quantity import format_bytes
 
 NAME = "rss-overuse-eviction-plugin"
 SCOPE = "rss"

@@ -20,8 +20,9 @@ from agent.eviction.finding import (
     not_met_finding,
     rank_by_memory,
 )
-from api.eviction import EvictionThreshold, ThresholdMet, format_bytes
+from api.eviction import EvictionThreshold, ThresholdMet
 from api.pod import Pod
+from api.quantity import format_bytes
 from api.snapshot import Snapshot
 
 NAME = "system-memory-pressure-eviction-plugin"
