@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState, ContainerDemand
 from agent.advisor.cpu_estimate import estimate_container_cores
@@ -34,22 +35,22 @@ def test_estimate_of_a_container(
     request_cores: float | None, usage: float | None, load1: float | None, ramping: bool, expected: float
 ) -> None:
     container = Container(name="c", cgroup="/c", cpu_request_cores=request_cores)
-    known = ContainerDemand(
+    state = ContainerDemand(
         cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=ramping, usage_cores=usage, load1=load1
     )
-    assert estimate_container_cores(container, known, CONFIG) == pytest.approx(expected)
+    assert estimate_container_cores(container, state, CONFIG) == pytest.approx(expected)
 
 
-def test_a_load_says_when_its_waits_were_last_known() -> None:
-    """One task runs and two wait; from the 60th second on nobody tells of waits."""
-    known, busy = PolicyState(), [pod("web", QoSLevel.SHARED, request=2)]
+def test_load_has_the_time_of_its_last_measurement() -> None:
+    """One task runs and two wait; from the 60th second on run-queue latency is not measured."""
+    state, busy = PolicyState(), [pod("web", QoSLevel.SHARED, request=2)]
     for second in range(100):
         wait = {"web": waits({2_000_000: second})} if second < 60 else {}
-        seen = snapshot(second, busy, cpus=48, usage_s={"web": float(second)}, wait=wait)
-        _, known = evaluate_policy(seen, AgentConfig(advisor=CONFIG), known, seen.taken_at_ns)
-    (web,) = known.advisor.containers.values()
+        current = snapshot(second, busy, cpus=48, usage_s={"web": float(second)}, wait=wait)
+        _, state = evaluate_policy(current, AgentConfig(advisor=CONFIG), state, current.taken_at_ns)
+    (web,) = state.advisor.containers.values()
     assert web.load1 == pytest.approx(3.0, rel=0.3)
-    assert (web.load_at_ns, web.last_seen_ns) == (seen.taken_at_ns - 40 * 10**9, seen.taken_at_ns)
+    assert (web.load_at_ns, web.last_seen_ns) == (current.taken_at_ns - 40 * 10**9, current.taken_at_ns)
 
 
 @pytest.mark.parametrize(("allocate", "reclaim", "expected"), [(0, 0, 90), (10, 0, 80), (0, 10, 100)])
@@ -72,18 +73,18 @@ def test_region_headroom_is_never_negative() -> None:
 )
 def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, share: int, headroom: float) -> None:
     pods = [] if usage_per_s is None else [pod("shared-normal-pod", QoSLevel.SHARED, request=2)]
-    known, judged = PolicyState(), PolicyResult()
+    state, result = PolicyState(), PolicyResult()
     for second in range(400):
         # Katalyst steps down by 2 CPUs each 30 s at most: the pool starts large and needs minutes to shrink.
-        seen = snapshot(
+        current = snapshot(
             second,
             pods,
             cpus=48,
             usage_s={} if usage_per_s is None else {"shared-normal-pod": second * usage_per_s},
             wait={"shared-normal-pod": waits({waiting * 1_000_000: second})} if pods else {},
         )
-        judged, known = evaluate_policy(seen, AgentConfig(advisor=CONFIG), known, seen.taken_at_ns)
-    advice = judged.advice
+        result, state = evaluate_policy(current, AgentConfig(advisor=CONFIG), state, current.taken_at_ns)
+    advice = result.advice
     assert advice is not None
     sizes = {pool.name: len(pool.cpus) for pool in advice.pools}
     assert (sizes["share"], sizes["reclaim"]) == (share, 48 - share)
@@ -91,14 +92,14 @@ def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, sha
 
 
 @pytest.mark.parametrize(("cpus", "share"), [(2, 1), (4, 2), (8, 6), (12, 8), (48, 44)])
-def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_it_may_be(cpus: int, share: int) -> None:
+def test_with_smt_no_core_serves_both_pools_even_at_the_maximum_size(cpus: int, share: int) -> None:
     node = topology(cpus, threads=2)
-    known, judged, before = PolicyState(), PolicyResult(), set[int]()
+    state, result, before = PolicyState(), PolicyResult(), set[int]()
     for second in range(12):
-        seen = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=node, usage_s={"web": 100.0 * second})
-        judged, known = evaluate_policy(seen, AgentConfig(advisor=CONFIG), known, seen.taken_at_ns)
-        assert judged.advice is not None
-        pools = {pool.name: set(pool.cpus) for pool in judged.advice.pools}
+        current = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=node, usage_s={"web": 100.0 * second})
+        result, state = evaluate_policy(current, AgentConfig(advisor=CONFIG), state, current.taken_at_ns)
+        assert result.advice is not None
+        pools = {pool.name: set(pool.cpus) for pool in result.advice.pools}
         assert pools["share"] | pools["reclaim"] == set(node.ids)
         assert before <= pools["share"], "a pool that grows keeps what it has"
         before = pools["share"]
@@ -108,14 +109,14 @@ def test_with_smt_no_core_serves_both_pools_even_where_the_pool_is_as_large_as_i
         assert not cores["share"] & cores["reclaim"]
 
 
-def test_a_pod_that_comes_later_ramps_up_at_its_request() -> None:
+def test_a_later_pod_ramps_up_at_its_request() -> None:
     first, second = pod("a", QoSLevel.SHARED, request=2), pod("b", QoSLevel.SHARED, request=7)
     memory = AdvisorState()
     requirement = {}
     for at in range(40):
         pods = [first] if at == 0 else [first, second]
-        seen = snapshot(at, pods, cpus=48, usage_s={"a": 0.0, "b": 0.0})
-        advice, memory = advise_cpu(seen, CONFIG, memory, seen.taken_at_ns)
+        current = snapshot(at, pods, cpus=48, usage_s={"a": 0.0, "b": 0.0})
+        advice, memory = advise_cpu(current, CONFIG, memory, current.taken_at_ns)
         assert advice is not None
         requirement[at] = advice.requirement_cores
     assert requirement[0] == 2.0  # not measured yet: the request
@@ -127,30 +128,30 @@ def test_a_pod_that_comes_later_ramps_up_at_its_request() -> None:
 def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
     config = AdvisorConfig(policy="canonical", min_ramp_down_period_s=0)
     web = pod("web", QoSLevel.SHARED, request=0.5)
-    known, sizes = PolicyState(), []
+    state, sizes = PolicyState(), []
     for at in range(30):
-        seen = snapshot(at, [web], cpus=16, usage_s={"web": 8.0 * at})
+        current = snapshot(at, [web], cpus=16, usage_s={"web": 8.0 * at})
         if at == 20:
-            seen = msgspec.structs.replace(seen, cgroups={})
-        judged, known = evaluate_policy(seen, AgentConfig(advisor=config), known, seen.taken_at_ns)
-        assert judged.advice is not None
-        sizes.append(next(len(pool.cpus) for pool in judged.advice.pools if pool.name == "share"))
+            current = replace(current, cgroups={})
+        result, state = evaluate_policy(current, AgentConfig(advisor=config), state, current.taken_at_ns)
+        assert result.advice is not None
+        sizes.append(next(len(pool.cpus) for pool in result.advice.pools if pool.name == "share"))
     assert sizes[10:] == [12] * 20, "ceil(8 x 1.25 + 4) is 14, and 12 is all that the reclaim pool leaves"
 
 
-def test_a_listed_container_that_is_gone_needs_nothing_after_half_a_minute() -> None:
+def test_a_listed_container_without_cgroup_needs_nothing_after_half_a_minute() -> None:
     web = pod("web", QoSLevel.SHARED, request=0.5)
     memory, need = AdvisorState(), {}
     for at in range(45):
-        seen = snapshot(at, [web] if at < 10 else [], cpus=16, usage_s={"web": 2.0 * at})
-        seen = msgspec.structs.replace(seen, pods=(web,))
-        advice, memory = advise_cpu(seen, CONFIG, memory, seen.taken_at_ns)
+        current = snapshot(at, [web] if at < 10 else [], cpus=16, usage_s={"web": 2.0 * at})
+        current = replace(current, pods=(web,))
+        advice, memory = advise_cpu(current, CONFIG, memory, current.taken_at_ns)
         assert advice is not None
         need[at] = advice.requirement_cores
     assert (need[9], need[20], need[38], need[40]) == (2.5, 2.5, 2.5, 0.0)
 
 
-def test_reclaim_switched_off_leaves_reclaimed_pods_the_minimum() -> None:
+def test_disabling_reclaim_leaves_reclaimed_pods_the_minimum() -> None:
     config = AdvisorConfig(policy="canonical", enable_reclaim=False)
     advice, _ = advise_cpu(snapshot(0, [], cpus=48), config, AdvisorState(), 0)
     assert advice is not None
@@ -165,21 +166,21 @@ def test_policy_none_advises_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
-def test_a_tree_that_stays_unreadable_forgets_no_demand_and_promises_no_more(policy: str) -> None:
-    """48 CPUs, 16 in use: 20 are needed and 4 kept for bursts. From 20 s on nothing can be read, and a pod comes."""
+def test_an_unreadable_tree_keeps_demand_and_stops_growth(policy: str) -> None:
+    """48 CPUs, 16 in use: the need is 20, plus 4 for bursts. From 20 s on nothing can be read, and a pod is added."""
     config = msgspec.convert({"policy": policy, "headroom": {"policy": "estimate"}}, AdvisorConfig)
     web, new = pod("web", QoSLevel.SHARED, request=16), pod("new", QoSLevel.SHARED, request=3)
-    known, need, promised, lent = PolicyState(), [], [], []
+    state, need, headroom, reclaimable = PolicyState(), [], [], []
     for at in range(140):
-        seen = snapshot(at, [web], cpus=48, usage_s={"web": 16.0 * at}, wait={"web": waits({10: 1000 * at})})
+        current = snapshot(at, [web], cpus=48, usage_s={"web": 16.0 * at}, wait={"web": waits({10: 1000 * at})})
         if at >= 20:
-            seen = msgspec.structs.replace(seen, cgroups={}, pods=(web,) if at < 130 else (web, new))
-        judged, known = evaluate_policy(seen, AgentConfig(advisor=config), known, seen.taken_at_ns)
-        assert judged.advice is not None
-        need.append(judged.advice.requirement_cores)
-        promised.append(judged.advice.headroom_cores)
-        lent.append(judged.advice.reclaimable_cores)
+            current = replace(current, cgroups={}, pods=(web,) if at < 130 else (web, new))
+        result, state = evaluate_policy(current, AgentConfig(advisor=config), state, current.taken_at_ns)
+        assert result.advice is not None
+        need.append(result.advice.requirement_cores)
+        headroom.append(result.advice.headroom_cores)
+        reclaimable.append(result.advice.reclaimable_cores)
     assert need[19:] == pytest.approx([20.0] * 111 + [23.0] * 10)
-    assert promised[19] == pytest.approx(24.0)
-    assert promised[19:130] == pytest.approx([promised[19]] * 111)
-    assert max(lent[20:]) <= lent[19]
+    assert headroom[19] == pytest.approx(24.0)
+    assert headroom[19:130] == pytest.approx([headroom[19]] * 111)
+    assert max(reclaimable[20:]) <= reclaimable[19]

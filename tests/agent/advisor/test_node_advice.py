@@ -1,4 +1,4 @@
-"""Overcommit ratios: Katalyst's own cases, its formula's bounds, and what is not measured."""
+"""Overcommit ratios: Katalyst's own cases, bounds of the formula, and unmeasured inputs."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def load(cpu: tuple[float | None, float | None], memory: tuple[float | None, flo
     ],
 )
 def test_ratios(pods: list[PodLoad], static: dict[str, str], cpu: float, memory: float) -> None:
-    found = compute_overcommit(pods, 16, 32 * GIB, static, CONFIG)
-    assert found.cpu_ratio == pytest.approx(cpu, abs=0.01)
-    assert found.memory_ratio == pytest.approx(memory, abs=0.01)
+    result = compute_overcommit(pods, 16, 32 * GIB, static, CONFIG)
+    assert result.cpu_ratio == pytest.approx(cpu, abs=0.01)
+    assert result.memory_ratio == pytest.approx(memory, abs=0.01)
 
 
-def test_the_load_of_the_pods_that_are_there_counts_where_it_is_higher_than_the_estimate() -> None:
+def test_the_measured_load_counts_if_it_is_higher_than_the_estimate() -> None:
     assert overcommit_ratio(100, 40, 20, 0.9, 0.4) == pytest.approx(1.8)  # ((90 - 20) / .5 + 40) / 100
     assert overcommit_ratio(100, 40, 10, 0.9, 0.4) == pytest.approx(
         2.4
@@ -69,16 +69,19 @@ def test_the_load_of_the_pods_that_are_there_counts_where_it_is_higher_than_the_
     assert overcommit_ratio(100, 40, 60, 0.9, 0.4) == 1.0  # more used than requested: a load of 1 at most
 
 
-def test_what_is_not_known_of_the_node_is_not_overcommitted() -> None:
-    found = compute_overcommit([load((2, 0.5), (4, 1))], None, None, TEN, CONFIG)
-    assert (found.cpu_ratio, found.memory_ratio) == (1.0, 1.0)
-    assert "CPU: what is there or what is used is not known" in found.reason.text
+def test_an_unknown_resource_is_not_overcommitted() -> None:
+    result = compute_overcommit([load((2, 0.5), (4, 1))], None, None, TEN, CONFIG)
+    assert (result.cpu_ratio, result.memory_ratio) == (1.0, 1.0)
+    assert "CPU: the capacity or the use is not known" in result.reason.text
 
 
-def test_the_verdict_has_the_numbers_in_it() -> None:
-    found = compute_overcommit([load((2, 0.5), (4, 1))] * 2, 16, 32 * GIB, {CPU_RATIO_KEY: "1.5"}, CONFIG)
-    assert "CPU: 1 used of 4 requested on 16 cores: 1.50, bounded by the node's 1.50." in found.reason.text
-    assert found.reason.inputs["cpu_static_ratio"] == 1.5
+def test_the_reason_contains_the_numbers() -> None:
+    result = compute_overcommit([load((2, 0.5), (4, 1))] * 2, 16, 32 * GIB, {CPU_RATIO_KEY: "1.5"}, CONFIG)
+    assert (
+        "CPU: 1.00 cores used of 4.00 cores requested and 16.00 cores allocatable: "
+        "overcommit ratio 1.50, bounded by the node's 1.50."
+    ) in result.reason.text
+    assert result.reason.inputs["cpu_static_ratio"] == 1.5
 
 
 def pod(*containers: tuple[float | None, float | None, int | None, int | None]) -> Pod:
@@ -119,9 +122,9 @@ def test_guaranteed_cpus_are_those_of_whole_numbers(
 
 
 def test_annotations_have_two_decimals_and_pinned_cpus_only_with_a_static_manager() -> None:
-    found = compute_overcommit([load((2, 0.5), (4, 1))] * 2, 16, 32 * GIB, TEN, CONFIG)
-    told = overcommit_annotations(found, "static", "None", [pod((4, 4, 1, 1))] * 2)
-    assert told == {
+    result = compute_overcommit([load((2, 0.5), (4, 1))] * 2, 16, 32 * GIB, TEN, CONFIG)
+    reported = overcommit_annotations(result, "static", "None", [pod((4, 4, 1, 1))] * 2)
+    assert reported == {
         "katalyst.kubewharf.io/cpu_overcommit_ratio": "1.59",
         "katalyst.kubewharf.io/memory_overcommit_ratio": "1.17",
         "katalyst.kubewharf.io/overcommit_cpu_manager": "static",
@@ -129,15 +132,15 @@ def test_annotations_have_two_decimals_and_pinned_cpus_only_with_a_static_manage
         "katalyst.kubewharf.io/guaranteed_cpus": "8",
     }
     assert (
-        overcommit_annotations(found, "none", "None", [pod((4, 4, 1, 1))])["katalyst.kubewharf.io/guaranteed_cpus"]
+        overcommit_annotations(result, "none", "None", [pod((4, 4, 1, 1))])["katalyst.kubewharf.io/guaranteed_cpus"]
         == "0"
     )
 
 
 @given(st.floats(1, 500), st.floats(0.01, 500), st.floats(0, 500), st.floats(0.01, 1), st.floats(0.01, 1))
-def test_never_below_one_and_more_used_is_never_more_overcommitted(
+def test_ratios_are_at_least_one_and_fall_with_use(
     allocatable: float, requested: float, used: float, target: float, estimated: float
 ) -> None:
-    found = overcommit_ratio(allocatable, requested, used, target, estimated)
-    assert found >= 1
-    assert overcommit_ratio(allocatable, requested, used + 1, target, estimated) <= found + 1e-9
+    result = overcommit_ratio(allocatable, requested, used, target, estimated)
+    assert result >= 1
+    assert overcommit_ratio(allocatable, requested, used + 1, target, estimated) <= result + 1e-9

@@ -1,4 +1,4 @@
-"""Answers to power alerts: Katalyst's own cases, the bookkeeping of caps, and what is missing."""
+"""Answers to power alerts: Katalyst's own cases, the accounting of caps, and missing inputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.power_capping import (
     PowerInputs,
@@ -83,7 +84,7 @@ def situation(
         # within the budget
         (situation("s0", 100), 0, PowerActionKind.NOOP, 0),
         (situation("s0", 99, watts=99.9), 0, PowerActionKind.NOOP, 0),
-        # nobody to evict although told so
+        # the alert requests eviction, but no pod is evictable
         (situation("p0", operation=PowerOperation.EVICT), 0, PowerActionKind.NOOP, 0),
         # missing and unknown
         (situation("s0", watts=None), 0, PowerActionKind.NOOP, 0),
@@ -93,7 +94,7 @@ def situation(
         (situation("s0", spec=None), 0, PowerActionKind.NOOP, 0),
     ],
 )
-def test_answers(case: PowerInputs, used: int, kind: PowerActionKind, number: int) -> None:
+def test_answers_to_alerts(case: PowerInputs, used: int, kind: PowerActionKind, number: int) -> None:
     action, memory = advise_power(case, PowerState(lowered_percent=used), CONFIG)
     assert (action.kind, action.percent + action.target_watts) == (kind, number)
     assert memory.lowering == memory.capped == (kind is PowerActionKind.CAP)
@@ -125,13 +126,13 @@ def test_percent_by_time_left(budget: int, now: int, left_min: float, percent: i
     ("pods", "evictable", "count"),
     [(100, 50, 14), (101, 50, 15), (3, 3, 1), (100, 5, 5), (1, 1, 1)],
 )
-def test_how_many_pods_go(pods: int, evictable: int, count: int) -> None:
+def test_number_of_evicted_pods(pods: int, evictable: int, count: int) -> None:
     action, _ = advise_power(situation(evictable=evictable, pods=pods), PowerState(), CONFIG)
     assert (action.percent, action.count) == (14, count)
-    assert f"14 % of {pods} pods go, {count} reclaimed ones" in action.reason.text
+    assert f"evict 14 % of {pods} pods, {count} of them reclaimed" in action.reason.text
 
 
-def test_caps_below_s0_add_up_to_ten_percent_and_only_what_fell_while_capped_counts() -> None:
+def test_caps_below_s0_add_up_to_ten_percent() -> None:
     memory = PowerState()
     story = [
         # watts, kind, target, lowered in all
@@ -141,14 +142,16 @@ def test_caps_below_s0_add_up_to_ten_percent_and_only_what_fell_while_capped_cou
         (186, PowerActionKind.CAP, 184, 9),  # 9 x 100 / 195 = 4: 1 % left
         (183, PowerActionKind.NOOP, 0, 10),  # 3 x 100 / 186 = 1: that was all
     ]
-    for turn, (drawn, kind, target, lowered) in enumerate(story):
-        action, memory = advise_power(situation(budget=100, watts=float(drawn), now_s=100 + 10 * turn), memory, CONFIG)
+    for context, (drawn, kind, target, lowered) in enumerate(story):
+        action, memory = advise_power(
+            situation(budget=100, watts=float(drawn), now_s=100 + 10 * context), memory, CONFIG
+        )
         assert (action.kind, action.target_watts, memory.lowered_percent) == (kind, target, lowered)
     assert not memory.lowering
     # what falls while no cap is on is not counted
     _, memory = advise_power(situation(budget=100, watts=150.0, now_s=200), memory, CONFIG)
     assert memory.lowered_percent == 10
-    # when the alert is over everything is let go, once, and a new alert starts anew
+    # when the alert is over the cap is released once, and a new alert starts again
     action, memory = advise_power(situation(spec=None, now_s=201), memory, CONFIG)
     assert action.kind is PowerActionKind.RESET
     assert memory == PowerState()
@@ -162,11 +165,11 @@ def test_a_cap_is_given_time_to_settle() -> None:
     assert (action.kind, action.reason.rule, same) == (PowerActionKind.NOOP, "power_settling", memory)
     assert advise_power(situation("s0", now_s=109), memory, CONFIG)[0].kind is PowerActionKind.CAP
     # a clock of another boot does not wait, and what was lowered then is forgotten
-    action, memory = advise_power(situation("p0", now_s=5), msgspec.structs.replace(memory, lowered_percent=10), CONFIG)
+    action, memory = advise_power(situation("p0", now_s=5), replace(memory, lowered_percent=10), CONFIG)
     assert (action.target_watts, memory.capped) == (90, True)
 
 
-def test_memory_survives_json() -> None:
+def test_power_state_survives_json() -> None:
     memory = PowerState(acted_ns=5, capped=True, lowering=True, lowered_percent=3, last_watts=100)
     assert msgspec.json.decode(msgspec.json.encode(memory), type=PowerState) == memory
 
@@ -205,7 +208,7 @@ def test_the_alert_is_read_from_annotations() -> None:
         ("power-internal-op", "evict"),
     ],
 )
-def test_an_alert_that_cannot_be_read_names_the_annotation(key: str, value: str) -> None:
+def test_an_invalid_alert_names_the_annotation(key: str, value: str) -> None:
     with pytest.raises(ValueError, match=key):
         parse_power_spec({**ANNOTATIONS, f"power.example/{key}": value}, "power.example")
 
@@ -224,8 +227,8 @@ def test_an_alert_that_cannot_be_read_names_the_annotation(key: str, value: str)
     ],
 )
 def test_watts_by_energy_counters(before: dict[str, int], after: dict[str, int], expected: float | None) -> None:
-    first = msgspec.structs.replace(snapshot(0, []), node=NodeSample(power_uj=before))
-    then = msgspec.structs.replace(snapshot(2, []), node=NodeSample(power_uj=after))
+    first = replace(snapshot(0, []), node=NodeSample(power_uj=before))
+    then = replace(snapshot(2, []), node=NodeSample(power_uj=after))
     assert mean_watts(first, then) == expected
     assert mean_watts(then, then) is None
 
@@ -239,7 +242,7 @@ def test_watts_by_energy_counters(before: dict[str, int], after: dict[str, int],
     st.integers(0, 20),
     st.sampled_from(PowerOperation),
 )
-def test_never_more_pods_than_there_are_and_never_a_cap_above_what_is_drawn(
+def test_answers_stay_within_pods_and_power(
     level: str, budget: int, drawn: float | None, evictable: int, left_min: float, used: int, operation: PowerOperation
 ) -> None:
     case = situation(

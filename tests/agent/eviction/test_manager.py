@@ -32,11 +32,12 @@ from agent.eviction.victims import (
     select_victims,
 )
 from api.advice import Headroom, PowerAction, PowerActionKind
-from api.eviction import EvictionResult, EvictionThreshold, ThresholdMet, format_bytes
+from api.eviction import EvictionResult, EvictionThreshold, ThresholdMet
 from api.knobs import Reason
 from api.measurements import Filesystem, Pressure
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
+from api.quantity import format_bytes
 from api.snapshot import ComponentHealth
 from tests.agent.eviction.builders import (
     GIB,

@@ -214,7 +214,7 @@ def test_cpus_that_no_pod_may_have_are_none_to_grow_into() -> None:
         (AllowedCpus(cgroup="/kubepods", cpus=tuple(range(6))), ThresholdMet.SOFT),
         (None, ThresholdMet.NOT_MET),
     ):
-        known = PolicyState(advisor=advisor, ceiling=ceiling)
+        known = PolicyState(advisor=advisor, allowed_cpus=ceiling)
         found = EvictionRunner(settings, None).run_cycle(situation(100, [WEB], cpus=8).snapshot, placed, known, 100 * S)
         assert [each.met for each in found.thresholds] == [met]
 

@@ -51,7 +51,7 @@ def basis_of(settings: str, *, cpus: int = 4, age_s: float = 0.0) -> PreviewInpu
         _, known = evaluate_policy(seen, config, before, seen.taken_at_ns)
     knobs = {"/web": frozenset({Knob.CPUSET, Knob.QUOTA, Knob.WEIGHT, Knob.IDLE, Knob.MEMS})}
     now = time.monotonic_ns() - round(age_s * 1e9)
-    return PreviewInputs(snapshot=seen, config=config, known=before, now_ns=now, knobs=knobs)
+    return PreviewInputs(snapshot=seen, config=config, state=before, now_ns=now, knobs=knobs)
 
 
 class Agent:
@@ -193,16 +193,16 @@ async def test_cpus_that_were_promised_are_given_to_nobody_else_before_a_round_k
     assert len({*made.values()} - {""}) == 2, made
     basis = agent.preview_inputs
     assert basis is not None
-    known = agent.foretold.promised.kept(basis.known.cpus)
+    known = agent.foretold.promised.kept(basis.state.cpus)
     assert {name: known.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
     # A round that does not see them yet: the others are placed around them.
-    seen = msgspec.structs.replace(basis.known, cpus=known)
+    seen = msgspec.structs.replace(basis.state, cpus=known)
     judged, after = evaluate_policy(basis.snapshot, basis.config, seen, basis.now_ns)
     assert judged.placement is not None
     assert not {str(cpu) for cpu in judged.placement.cpus["/web"]} & {*made.values()}
     assert {name: after.cpus.pod(f"uid-{name}")["main"].allocation_result for name in made} == made
     agent.foretold.promised.taken(after.cpus)
-    assert agent.foretold.promised.kept(basis.known.cpus) is basis.known.cpus, "that round knows of them"
+    assert agent.foretold.promised.kept(basis.state.cpus) is basis.state.cpus, "that round knows of them"
 
 
 async def test_requests_of_reclaimed_resources_are_the_kubelets_word(tmp_path: Path, runtime: Runtime) -> None:

@@ -127,7 +127,7 @@ def test_memory_says_what_is_promised_how_short_it_is_and_why() -> None:
 def test_memory_that_is_not_known_is_not_called_nothing() -> None:
     said = told("memory")
     assert "Memory can be promised to reclaimed pods: not known" in said
-    assert "condition unknown: How short memory is on the node is not known" in said
+    assert "condition unknown: The memory pressure of the node is not known" in said
 
 
 def test_the_reclaim_pool_tells_what_is_promised_and_what_the_node_advertises_of_it() -> None:
@@ -136,7 +136,7 @@ def test_the_reclaim_pool_tells_what_is_promised_and_what_the_node_advertises_of
         cores_by_numa={0: 2.5, 1: 1.0},
         memory_bytes=3.0 * (1 << 30),
         memory_by_numa={0: 2.0 * (1 << 30), 1: 1.0 * (1 << 30)},
-        reason=Reason(rule="stale_decayed", text="CPU: 3.50 cores advertised; nothing new was known for 400 s."),
+        reason=Reason(rule="stale_decayed", text="CPU: 3.50 cores reported; inputs have been missing for 400 s."),
     )
     assert LAST.advice is not None
     assert LAST.advice.headroom is not None
@@ -147,5 +147,5 @@ def test_the_reclaim_pool_tells_what_is_promised_and_what_the_node_advertises_of
     assert f"because {LAST.advice.headroom.reason.text} rule pool_supply" in said
     assert "advertised 3.50 cores and 3.00 GiB by the node, to whoever schedules" in said
     assert "NUMA node 0 2.50 cores and 2.00 GiB; NUMA node 1 1.00 cores and 1.00 GiB" in said
-    assert "nothing new was known for 400 s. rule stale_decayed" in said
+    assert "inputs have been missing for 400 s. rule stale_decayed" in said
     assert "leaves Region share leaves" in told("share", last)

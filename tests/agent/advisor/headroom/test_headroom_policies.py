@@ -1,14 +1,14 @@
-"""What the reclaim pool is promised for: Katalyst's own cases, every branch, and what must hold of any node."""
+"""Headroom of the reclaim pool: Katalyst's own cases, every branch, and properties of any node."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.headroom.headroom_policies import (
     ReclaimPoolInputs,
@@ -39,7 +39,7 @@ def situation(
             "cpus": {numa: tuple(part) for numa, part in cpus.items()},
             "busy": dict.fromkeys(node.ids, busy),
             "use_cores": {NOT_NUMA_BOUND: used},
-            "lendable": ALL,
+            "reclaimable_nodes": ALL,
             **fields,
         }
     )
@@ -77,38 +77,40 @@ TEN = {0: range(10)}
         # a bound NUMA node is rounded up; the rest down
         (situation({0: range(10), 1: range(48, 58)}, 0.35, 0, use_cores={0: 0.0, NOT_NUMA_BOUND: 0.0}, bound=(0,)),
          HeadroomConfig(), 7 + 6),
-        # nothing idle, nothing used: no supply, whatever was promised
+        # nothing idle, nothing used: no supply, whatever the previous headroom
         (situation(TEN, 1.0, 0, last_cores={0: 10}), util(), 0),
-        # nodes that must not be lent
-        (situation({0: range(10), 1: range(48, 60)}, 0.0, 0, lendable=ReclaimableNodes(numa_nodes=(1,))), HeadroomConfig(), 12),
-        (situation(TEN, 0.0, 0, lendable=ReclaimableNodes(numa_nodes=(), refused={0: "level Node"})), HeadroomConfig(), 0),
+        # NUMA nodes that are not reclaimable
+        (situation({0: range(10), 1: range(48, 60)}, 0.0, 0, reclaimable_nodes=ReclaimableNodes(numa_nodes=(1,))),
+         HeadroomConfig(), 12),
+        (situation(TEN, 0.0, 0, reclaimable_nodes=ReclaimableNodes(numa_nodes=(), refused={0: "level Node"})),
+         HeadroomConfig(), 0),
     ],
 )  # fmt: skip
 def test_katalysts_cases_and_every_branch(case: ReclaimPoolInputs, config: HeadroomConfig, expected: float) -> None:
-    found = assemble_headroom(case, config)
-    assert found.cores == expected
-    assert sum(found.cores_by_numa.values()) == expected
-    assert set(found.cores_by_numa) == {0, 1}
+    result = assemble_headroom(case, config)
+    assert result.cores == expected
+    assert sum(result.cores_by_numa.values()) == expected
+    assert set(result.cores_by_numa) == {0, 1}
 
 
 @pytest.mark.parametrize(
     ("case", "word"),
     [
-        (situation(TEN, 0.3, None), "what reclaimed pods use"),
+        (situation(TEN, 0.3, None), "the CPU use of reclaimed pods"),
         (situation({}, 0.3, 3), "no reclaim pool"),
         # known of the nodes without bound pods, unknown of the bound one: nothing is said of either
-        (situation({0: range(4), 1: range(48, 52)}, 0.3, 3, bound=(1,)), "NUMA node 1: what reclaimed pods use"),
+        (situation({0: range(4), 1: range(48, 52)}, 0.3, 3, bound=(1,)), "NUMA node 1: the CPU use of reclaimed pods"),
     ],
 )
-def test_what_is_missing_makes_it_unknown(case: ReclaimPoolInputs, word: str) -> None:
-    found = assemble_headroom(case, util())
-    assert found.cores is None
-    assert found.cores_by_numa == {}
-    assert word in found.reason.text
-    assert found.reason.rule == "headroom_unknown"
+def test_a_missing_input_makes_headroom_unknown(case: ReclaimPoolInputs, word: str) -> None:
+    result = assemble_headroom(case, util())
+    assert result.cores is None
+    assert result.cores_by_numa == {}
+    assert word in result.reason.text
+    assert result.reason.rule == "headroom_unknown"
 
 
-def test_nothing_is_promised_while_reclaim_is_off_or_unknown() -> None:
+def test_no_headroom_while_reclaim_is_disabled_or_unknown() -> None:
     assert headroom_refusal((0, 1), ALL, enable_reclaim=True) is None
     off = headroom_refusal((0, 1), ALL, enable_reclaim=False)
     assert off is not None
@@ -119,34 +121,34 @@ def test_nothing_is_promised_while_reclaim_is_off_or_unknown() -> None:
     assert "a/b" in unknown.reason.text
 
 
-def test_a_cpu_nobody_measured_is_not_promised() -> None:
-    case = msgspec.structs.replace(situation(TEN, 0, 0), busy={0: 0.0, 1: 0.5})
+def test_an_unmeasured_cpu_counts_as_busy() -> None:
+    case = replace(situation(TEN, 0, 0), busy={0: 0.0, 1: 0.5})
     assert assemble_headroom(case, HeadroomConfig(whole_cores=False)).cores == 1.5
 
 
-def test_a_small_node_is_promised_in_parts_of_cores() -> None:
+def test_headroom_of_a_small_node_has_fractions_of_cores() -> None:
     node = topology(2)
-    case = situation({0: range(2)}, 0.35, 0.25, node=node, lendable=ReclaimableNodes(numa_nodes=(0,)))
+    case = situation({0: range(2)}, 0.35, 0.25, node=node, reclaimable_nodes=ReclaimableNodes(numa_nodes=(0,)))
     assert assemble_headroom(case, HeadroomConfig()).cores == pytest.approx(1.55)
     assert assemble_headroom(case, HeadroomConfig(whole_cores=True)).cores == 1
 
 
-def test_the_verdict_has_the_numbers_in_it() -> None:
-    verdict = assemble_headroom(situation(TEN, 0.3, 3, last_cores={0: 10}), util()).reason
-    assert (
-        "supply 10.00 cores. Of that 0.30 is used, against a target of 0.6; 10.00 was promised: 13.00." in verdict.text
-    )
-    assert verdict.inputs["unbound_supply_cores"] == 10
-    refused = ReclaimableNodes(numa_nodes=(1,), refused={0: "reclaim is off for a/b at level NUMA"})
-    verdict = assemble_headroom(situation(TEN, 0.3, 3, lendable=refused), util()).reason
-    assert "NUMA node 0 is not lent: reclaim is off for a/b at level NUMA." in verdict.text
+def test_the_reason_contains_the_numbers() -> None:
+    reason = assemble_headroom(situation(TEN, 0.3, 3, last_cores={0: 10}), util()).reason
+    assert "supply 10.00 cores. Utilisation is 0.30, target 0.6; previous headroom 10.00, new 13.00." in reason.text
+    assert reason.inputs["unbound_supply_cores"] == 10
+    refused = ReclaimableNodes(numa_nodes=(1,), refused={0: "reclaim is disabled for a/b at level NUMA"})
+    reason = assemble_headroom(situation(TEN, 0.3, 3, reclaimable_nodes=refused), util()).reason
+    assert "NUMA node 0 is not reclaimable: reclaim is disabled for a/b at level NUMA." in reason.text
 
 
-def test_the_tutorials_node_lends_all_of_its_reclaim_pool() -> None:
-    """48 cores, idle: the pool of 44 CPUs is promised as 44 cores, then 42 and 40 as the share pool grows."""
+def test_headroom_of_the_tutorial_node_is_its_whole_reclaim_pool() -> None:
+    """48 idle cores: the headroom of the pool of 44 CPUs is 44 cores, then 42 and 40 as the share pool grows."""
     node = topology(48)
     for size in (44, 42, 40):
-        case = situation({0: range(48 - size, 48)}, 0.0, 0, node=node, lendable=ReclaimableNodes(numa_nodes=(0,)))
+        case = situation(
+            {0: range(48 - size, 48)}, 0.0, 0, node=node, reclaimable_nodes=ReclaimableNodes(numa_nodes=(0,))
+        )
         assert assemble_headroom(case, HeadroomConfig()).cores == size
 
 
@@ -168,13 +170,13 @@ cases = st.fixed_dictionaries(
 
 
 @given(cases)
-def test_of_any_node_no_more_than_its_cpus_is_promised_and_the_parts_are_the_whole(case: dict[str, Any]) -> None:
+def test_headroom_never_exceeds_the_cpus_and_parts_add_up(case: dict[str, Any]) -> None:
     numa, size = case["numa"], case["per_numa"]
     node = topology(numa * size, numa=numa)
     cpus = {
         n: [cpu.id for cpu in node.cpus if cpu.numa == n][: max(round(size * case["pool"]), 1)] for n in range(numa)
     }
-    found = assemble_headroom(
+    result = assemble_headroom(
         ReclaimPoolInputs(
             topology=node,
             cpus={n: tuple(part) for n, part in cpus.items()},
@@ -182,20 +184,20 @@ def test_of_any_node_no_more_than_its_cpus_is_promised_and_the_parts_are_the_who
             use_cores=dict.fromkeys((*range(numa), NOT_NUMA_BOUND), case["used"]),
             quota_cores={} if case["quota"] is None else dict.fromkeys((*range(numa), NOT_NUMA_BOUND), case["quota"]),
             bound=case["bound"],
-            lendable=ReclaimableNodes(numa_nodes=tuple(range(numa))),
+            reclaimable_nodes=ReclaimableNodes(numa_nodes=tuple(range(numa))),
             last_cores=dict.fromkeys(range(numa), case["last"]),
         ),
         HeadroomConfig(
             whole_cores=case["whole"], util=CpuUtilBasedConfig(enable=case["util"], maximum=case["maximum"])
         ),
     )
-    assert found.cores is not None
-    assert sum(found.cores_by_numa.values()) == pytest.approx(found.cores, abs=1e-5)
-    for n, cores in found.cores_by_numa.items():
+    assert result.cores is not None
+    assert sum(result.cores_by_numa.values()) == pytest.approx(result.cores, abs=1e-5)
+    for n, cores in result.cores_by_numa.items():
         assert 0 <= cores <= size + 1e-6, n
 
 
 @given(st.floats(0, 64), st.floats(0, 1), st.floats(0, 200))
-def test_utilisation_never_promises_more_than_the_rate_allows(supply: float, share: float, last: float) -> None:
+def test_utilisation_headroom_never_exceeds_the_oversold_rate(supply: float, share: float, last: float) -> None:
     cores = utilisation_headroom(supply, supply * share, last, 64, CpuUtilBasedConfig(enable=True))
     assert min(supply, 64) - 1e-9 <= cores <= min(supply * 1.2, 64) + 1e-9

@@ -1,4 +1,4 @@
-"""What removed cgroups left behind."""
+"""Reclaim of memory that removed cgroups left behind."""
 
 from __future__ import annotations
 
@@ -31,35 +31,37 @@ def node(change: dict[str, int | None] | None = None, at_s: float = 1000) -> Mem
     return situation([], groups, cpus=8, at_s=at_s)
 
 
-def asked(of: MemoryInputs, config: MemoryConfig = CONFIG, before_ns: int | None = None) -> dict[str, int]:
-    return {wish.cgroup: int(wish.value) for wish in reclaim_dying_cgroups(of, config, before_ns).knob_requests}
+def requested_bytes(of: MemoryInputs, config: MemoryConfig = CONFIG, before_ns: int | None = None) -> dict[str, int]:
+    return {
+        request.cgroup: int(request.value) for request in reclaim_dying_cgroups(of, config, before_ns).knob_requests
+    }
 
 
-def test_no_more_than_what_no_living_member_has() -> None:
+def test_only_memory_without_a_live_child_is_reclaimed() -> None:
     # burstable: 10 - 6 - 3. The second: a MiB is less than what 8 CPUs may have charged in advance (2 MiB). The first has
     # a member that is not measured.
-    assert asked(node()) == {"/kubepods/burstable": GIB}
-    assert asked(node({"/kubepods/offline-besteffort-1": 2 * GIB + 2 * MIB})) == {
+    assert requested_bytes(node()) == {"/kubepods/burstable": GIB}
+    assert requested_bytes(node({"/kubepods/offline-besteffort-1": 2 * GIB + 2 * MIB})) == {
         "/kubepods/burstable": GIB,
         "/kubepods/offline-besteffort-1": 3 * MIB,
     }
 
 
 @pytest.mark.parametrize(("at_s", "due"), [(1299.9, False), (1300, True), (999, True)])
-def test_seldom(at_s: float, due: bool) -> None:
-    found = reclaim_dying_cgroups(node(at_s=at_s), CONFIG, 1000 * S)
-    assert bool(found.knob_requests) == due
-    assert found.at_ns == (round(at_s * S) if due else 1000 * S)
+def test_dying_cgroups_are_evaluated_once_per_interval(at_s: float, due: bool) -> None:
+    result = reclaim_dying_cgroups(node(at_s=at_s), CONFIG, 1000 * S)
+    assert bool(result.knob_requests) == due
+    assert result.at_ns == (round(at_s * S) if due else 1000 * S)
 
 
 @pytest.mark.parametrize(
     "change", [{"/kubepods/burstable": None}, {"/kubepods/burstable/pod2": None}, {"/kubepods/burstable": 9 * GIB}]
 )
-def test_not_where_a_size_is_missing_or_nothing_is_left(change: dict[str, int | None]) -> None:
-    assert asked(node(change)) == {}
-    found = reclaim_dying_cgroups(node(change), CONFIG, None)
-    assert ("/kubepods/burstable" in [each.inputs["cgroup"] for each in found.reasons]) == (None in change.values())
+def test_nothing_is_reclaimed_with_a_missing_size_or_without_a_rest(change: dict[str, int | None]) -> None:
+    assert requested_bytes(node(change)) == {}
+    result = reclaim_dying_cgroups(node(change), CONFIG, None)
+    assert ("/kubepods/burstable" in [each.inputs["cgroup"] for each in result.reasons]) == (None in change.values())
 
 
-def test_not_unless_it_is_asked_for() -> None:
-    assert asked(node(), MemoryConfig()) == {}
+def test_dying_cgroups_are_ignored_unless_configured() -> None:
+    assert requested_bytes(node(), MemoryConfig()) == {}

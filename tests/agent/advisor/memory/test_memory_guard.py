@@ -1,11 +1,11 @@
-"""The limit on all reclaimed pods together."""
+"""The memory limit of all reclaimed pods together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.memory.memory_guard import limit_reclaimed_memory
 from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
@@ -20,12 +20,12 @@ OWN = pod("own", QoSLevel.DEDICATED, bound=(1,), exclusive=True)
 
 def limits(of: MemoryInputs, config: MemoryConfig = CONFIG, before: Mapping[str, int] | None = None) -> dict[str, str]:
     return {
-        f"{wish.cgroup} {wish.knob.value}": wish.value
-        for wish in limit_reclaimed_memory(of, config, before or {}).knob_requests
+        f"{request.cgroup} {request.knob.value}": request.value
+        for request in limit_reclaimed_memory(of, config, before or {}).knob_requests
     }
 
 
-def test_what_is_used_and_what_is_free_beyond_the_watermark() -> None:
+def test_the_limit_is_use_plus_free_memory_above_the_watermark() -> None:
     of = situation([], [root(on_numa={0: (10, 5), 1: (1, 1)})], numa=2, free=(20, 3))
     # 15 + (20 - 4), and 2 + nothing of the 3 that must stay free
     assert limits(of) == {
@@ -44,38 +44,40 @@ def test_the_zones_watermark_counts_where_it_is_higher(low: float, factor: float
     assert limits(of, config)[f"{ROOT} memory.max"] == str(round(expected * GIB))
 
 
-def test_a_numa_node_that_a_pod_has_for_itself_adds_only_what_they_have_there_already() -> None:
+def test_an_exclusive_numa_node_adds_only_existing_use() -> None:
     of = situation([OWN], [root(on_numa={0: (1, 0), 1: (2, 0)})], numa=2, free=20, not_reclaimable=("default/own",))
     assert limits(of)[f"{ROOT} memory.max"] == str((17 + 2) * GIB)
-    nowhere = msgspec.structs.replace(of, forbidden_numa=(0, 1))
+    nowhere = replace(of, forbidden_numa=(0, 1))
     assert limits(nowhere)[f"{ROOT} memory.max"] == str(3 * GIB)
 
 
-def test_roots_of_numa_nodes_have_limits_of_their_own() -> None:
+def test_numa_reclaim_roots_have_their_own_limits() -> None:
     groups = [root(on_numa={0: (1, 0), 1: (2, 0)}), group("/kubepods/be-1", on_numa={0: (0, 0), 1: (4, 0)})]
     of = situation([], groups, numa=2, free=20, numa_roots={1: "/kubepods/be-1"})
-    found = limits(of)
+    result = limits(of)
     # What each has, and 20 - 4 free on each of its nodes: what is in the one gives the other no room.
-    assert found["/kubepods/be-1 memory.max"] == str((4 + 16) * GIB)
-    assert found[f"{ROOT} memory.max"] == str((3 + 32) * GIB)
+    assert result["/kubepods/be-1 memory.max"] == str((4 + 16) * GIB)
+    assert result[f"{ROOT} memory.max"] == str((3 + 32) * GIB)
 
 
 def test_no_root_may_grow_by_more_than_is_free() -> None:
     groups = [root(on_numa={0: (10, 0)}), group("/kubepods/be-0", on_numa={0: (10, 0)})]
-    found = limits(situation([], groups, free=5, numa_roots={0: "/kubepods/be-0"}))
-    assert found[f"{ROOT} memory.max"] == found["/kubepods/be-0 memory.max"] == str(11 * GIB), "1 of 5 GiB may be taken"
+    result = limits(situation([], groups, free=5, numa_roots={0: "/kubepods/be-0"}))
+    assert result[f"{ROOT} memory.max"] == result["/kubepods/be-0 memory.max"] == str(11 * GIB), (
+        "1 of 5 GiB may be taken"
+    )
 
 
 def test_a_root_of_a_numa_node_below_the_other_counts_once() -> None:
     groups = [root(on_numa={0: (1, 0), 1: (6, 0)}), group(f"{ROOT}/numa1", on_numa={0: (0, 0), 1: (4, 0)})]
-    found = limits(situation([], groups, numa=2, free=20, numa_roots={1: f"{ROOT}/numa1"}))
-    assert found[f"{ROOT}/numa1 memory.max"] == str((4 + 16) * GIB)
-    assert found[f"{ROOT} memory.max"] == str((7 + 32) * GIB)
+    result = limits(situation([], groups, numa=2, free=20, numa_roots={1: f"{ROOT}/numa1"}))
+    assert result[f"{ROOT}/numa1 memory.max"] == str((4 + 16) * GIB)
+    assert result[f"{ROOT} memory.max"] == str((7 + 32) * GIB)
 
 
 @pytest.mark.parametrize(("charged", "expected"), [(15.5, 16), (16.5, 16.5)])
 def test_no_limit_below_what_is_charged(charged: float, expected: float) -> None:
-    """15 GiB of pages on the NUMA node, 1 more that may be used, and the kernel's own memory on behalf of the group."""
+    """15 GiB of pages on the NUMA node, 1 GiB free to use, and kernel memory charged to the group."""
     of = situation([], [root(on_numa={0: (10, 5)}, memory_bytes=round(charged * GIB))], free=5)
     assert limits(of)[f"{ROOT} memory.max"] == str(round(expected * GIB))
 
@@ -92,8 +94,8 @@ def test_no_limit_below_what_is_charged(charged: float, expected: float) -> None
 )
 def test_it_shrinks_at_once_and_grows_by_steps(free: float, before: float, expected: float) -> None:
     of = situation([], [root(on_numa={0: (10, 5)})], free=free)
-    asked = {ROOT: round(before * GIB)}
-    assert limits(of, CONFIG, asked)[f"{ROOT} memory.max"] == str(round(expected * GIB))
+    requests = {ROOT: round(before * GIB)}
+    assert limits(of, CONFIG, requests)[f"{ROOT} memory.max"] == str(round(expected * GIB))
 
 
 @pytest.mark.parametrize(
@@ -102,42 +104,42 @@ def test_it_shrinks_at_once_and_grows_by_steps(free: float, before: float, expec
         situation([], [root()], free=20),
         without(situation([], [root(on_numa={0: (10, 5)})]), "MemFree"),
         situation([], [root(on_numa={0: (10, 5)}, read_at_ns=900 * 10**9)]),
-        situation([msgspec.structs.replace(OWN, bound_numa=())], [root(on_numa={0: (10, 5)})],
+        situation([replace(OWN, bound_numa=())], [root(on_numa={0: (10, 5)})],
                   not_reclaimable=("default/own",)),
         situation([], [root(on_numa={0: (10, 5)})], root=ReclaimRoot(path="/elsewhere")),
     ],
 )  # fmt: skip
 def test_where_an_input_is_missing_the_limit_stays_as_it_was(of: MemoryInputs) -> None:
     path = of.root.path
-    found = limit_reclaimed_memory(of, CONFIG, {path: 5 * GIB})
-    assert found.reason.rule == "memory_guard_unknown"
-    assert found.bytes == {path: 5 * GIB}
-    assert [wish.value for wish in found.knob_requests if wish.knob is Knob.MEMORY_MAX] == [str(5 * GIB)]
+    result = limit_reclaimed_memory(of, CONFIG, {path: 5 * GIB})
+    assert result.reason.rule == "memory_guard_unknown"
+    assert result.bytes == {path: 5 * GIB}
+    assert [request.value for request in result.knob_requests if request.knob is Knob.MEMORY_MAX] == [str(5 * GIB)]
     assert limit_reclaimed_memory(of, CONFIG, {}).knob_requests == ()
 
 
 def test_unknown_watermarks_keep_the_limit() -> None:
     of = situation([], [root(on_numa={0: (10, 5)})])
-    node = msgspec.structs.replace(of.snapshot.node, zones=())
-    unknown = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=node))
+    node = replace(of.snapshot.node, zones=())
+    unknown = replace(of, snapshot=replace(of.snapshot, node=node))
     assert limit_reclaimed_memory(unknown, CONFIG, {}).reason.rule == "memory_guard_unknown"
 
 
-def test_switched_off_there_is_no_limit() -> None:
+def test_a_disabled_guard_sets_no_limit() -> None:
     config = MemoryConfig(guard=ReclaimedMemoryGuardConfig(enable=False))
     of = situation([], [root(on_numa={0: (10, 5)})])
     assert limits(of, config) == {f"{ROOT} memory.max": "max", f"{ROOT} memory.high": "max"}
 
 
-def test_a_root_that_cannot_be_seen_is_remembered_with_its_limit() -> None:
+def test_the_limit_of_an_unreadable_root_is_retained() -> None:
     of = situation([], [], root=ReclaimRoot())
-    found = limit_reclaimed_memory(of, CONFIG, {ROOT: 5 * GIB})
-    assert (found.knob_requests, found.bytes, found.reason.rule) == ((), {ROOT: 5 * GIB}, "memory_guard_unknown")
+    result = limit_reclaimed_memory(of, CONFIG, {ROOT: 5 * GIB})
+    assert (result.knob_requests, result.bytes, result.reason.rule) == ((), {ROOT: 5 * GIB}, "memory_guard_unknown")
 
 
 def test_without_a_root_nothing_is_limited() -> None:
     of = situation([pod("batch", QoSLevel.RECLAIMED)], [group(f"{ROOT}/batch", on_numa={0: (1, 1)})])
     assert limit_reclaimed_memory(of, CONFIG, {}).knob_requests == ()
     assert limit_reclaimed_memory(of, CONFIG, {}).reason.rule == "memory_guard_no_root"
-    named = msgspec.structs.replace(CONFIG, reclaim_root="/typo")
+    named = replace(CONFIG, reclaim_root="/typo")
     assert limit_reclaimed_memory(of, named, {}).reason.text.startswith("There is no cgroup /typo (memory.reclaimRoot)")

@@ -1,9 +1,9 @@
-"""How short memory is, at each threshold and one byte beside it."""
+"""Memory pressure at each threshold and one byte off."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.memory.memory_guard import node_condition, numa_conditions
 from agent.advisor.memory.memory_inputs import MemoryInputs
@@ -44,16 +44,16 @@ NO_RISK, TUNE, DROP, UNKNOWN = (
     ],
 )
 def test_the_node(of: MemoryInputs, state: MemoryPressure, target: float, threshold: float) -> None:
-    found = node_condition(of, CONFIG)
-    assert found.state is state
-    assert found.target_bytes == round(target * GIB)
-    assert found.reason.threshold == threshold * GIB
+    result = node_condition(of, CONFIG)
+    assert result.state is state
+    assert result.target_bytes == round(target * GIB)
+    assert result.reason.threshold == threshold * GIB
 
 
 def test_each_numa_node_by_itself() -> None:
-    found = numa_conditions(situation(numa=3, free=(3, 7, 8)), CONFIG)
-    assert [found[numa].state for numa in range(3)] == [DROP, TUNE, NO_RISK]
-    assert [found[numa].target_bytes for numa in range(3)] == [5 * GIB, GIB, 0]
+    result = numa_conditions(situation(numa=3, free=(3, 7, 8)), CONFIG)
+    assert [result[numa].state for numa in range(3)] == [DROP, TUNE, NO_RISK]
+    assert [result[numa].target_bytes for numa in range(3)] == [5 * GIB, GIB, 0]
 
 
 @pytest.mark.parametrize(
@@ -63,16 +63,16 @@ def test_each_numa_node_by_itself() -> None:
         (situation(free=0, scale=None), "vm.watermark_scale_factor"),
     ],
 )
-def test_what_is_missing_is_no_pressure(of: MemoryInputs, what: str) -> None:
-    for found in (node_condition(of, CONFIG), numa_conditions(of, CONFIG)[0]):
-        assert (found.state, found.target_bytes) == (UNKNOWN, 0)
-        assert what in found.reason.text
+def test_missing_inputs_are_no_pressure(of: MemoryInputs, what: str) -> None:
+    for result in (node_condition(of, CONFIG), numa_conditions(of, CONFIG)[0]):
+        assert (result.state, result.target_bytes) == (UNKNOWN, 0)
+        assert what in result.reason.text
 
 
 def test_an_old_reading_of_a_numa_node_is_no_pressure() -> None:
     of = situation(free=0)
-    node = msgspec.structs.replace(of.snapshot.node, files_read_at_ns=969 * 10**9)
-    old = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=node))
+    node = replace(of.snapshot.node, files_read_at_ns=969 * 10**9)
+    old = replace(of, snapshot=replace(of.snapshot, node=node))
     assert numa_conditions(old, CONFIG)[0].state is UNKNOWN
     assert node_condition(old, CONFIG).state is DROP  # /proc/meminfo is read every time
 
@@ -88,16 +88,16 @@ def test_an_old_reading_of_a_numa_node_is_no_pressure() -> None:
 )
 def test_small_nodes_take_a_part(total: float, reserve: float, critical: float, static: float, unknown: float) -> None:
     size = round(total * GIB)
-    found = (
+    result = (
         CONFIG.reserve_bytes(size),
         CONFIG.critical_bytes(size),
         CONFIG.static_bytes(size),
         CONFIG.unknown_need_bytes(size),
     )
-    assert found == tuple(round(part * GIB) for part in (reserve, critical, static, unknown))
+    assert result == tuple(round(part * GIB) for part in (reserve, critical, static, unknown))
 
 
-def test_what_is_configured_holds_on_small_nodes_too() -> None:
+def test_a_configured_minimum_applies_to_small_nodes_too() -> None:
     config = MemoryConfig(reserved_for_allocate_bytes=5 * GIB, min_critical_watermark_bytes=4 * GIB)
     assert (config.reserve_bytes(8 * GIB), config.critical_bytes(8 * GIB)) == (5 * GIB, 4 * GIB)
     assert (config.reserve_bytes(GIB), config.critical_bytes(GIB)) == (GIB, GIB)

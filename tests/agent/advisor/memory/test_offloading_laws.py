@@ -1,4 +1,4 @@
-"""Laws of offloading, in numbers computed by hand from Katalyst's formulas and oomd's."""
+"""Offloading policies against numbers computed by hand from Katalyst's formulas and oomd's."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_refault(pages: memory_offloading.ReclaimedPages, last: float, expected:
     ) == pytest.approx(expected)
 
 
-def test_refault_begins_where_nothing_is_called_inactive() -> None:
-    """With a tenth of 1 % of the use; from then on it grows like any other."""
+def test_refault_starts_without_inactive_pages() -> None:
+    """It starts with a tenth of 1 % of the use and then grows as usual."""
     quiet = memory_offloading.ReclaimedPages(0, 0, 0)
     assert memory_offloading.refault_target(0.0, quiet, inactive=0.0, usage=10_000.0, targets=TARGETS) == pytest.approx(
         10
@@ -62,7 +62,7 @@ def test_refault_begins_where_nothing_is_called_inactive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stall_s", "size", "new_size", "asked"),
+    ("stall_s", "size", "new_size", "requests"),
     [
         (0.0, 1e9, 0.99e9, 0.01e9),  # no stall at all: the largest probe
         (0.001, 1e9, 0.99e9, 0.01e9),  # ten times below the aim: just so
@@ -76,9 +76,9 @@ def test_refault_begins_where_nothing_is_called_inactive() -> None:
         (0.0, 3e9, 0.99e9, 0.01e9),  # shrunk by itself
     ],
 )
-def test_senpai(stall_s: float, size: float, new_size: float, asked: float) -> None:
-    found = memory_offloading.senpai_target(1e9, size, stall_s, SENPAI)
-    assert found == (pytest.approx(new_size), pytest.approx(asked))
+def test_senpai(stall_s: float, size: float, new_size: float, requests: float) -> None:
+    result = memory_offloading.senpai_target(1e9, size, stall_s, SENPAI)
+    assert result == (pytest.approx(new_size), pytest.approx(requests))
 
 
 @pytest.mark.parametrize("usage", [50e6, 100e6])
@@ -92,7 +92,7 @@ def test_senpai_leaves_small_groups_alone(usage: float) -> None:
         (200 << 20, 100 << 20, 0, None, 50 << 20),  # twice what is mapped: there is something to give
         ((200 << 20) - 1, 100 << 20, 0, None, 0),  # less: it is in use
         (20 << 20, 0, 0, None, 40 << 20),  # twice the cache that is not mapped
-        (0, 0, 0, None, 1 << 20),  # a MiB may be asked for in any case
+        (0, 0, 0, None, 1 << 20),  # a MiB is always allowed
         (1000 << 20, 100 << 20, 350 << 20, 100 << 20, 50 << 20),  # Katalyst's own: 350 - 2 x 100 - 100
         (1000 << 20, 100 << 20, 330 << 20, 100 << 20, 30 << 20),
         (1000 << 20, 100 << 20, 280 << 20, 100 << 20, 0),
@@ -107,14 +107,14 @@ counts = st.integers(0, 10**9)
 
 
 @given(sizes, sizes, st.floats(0, 100), counts, counts, counts, sizes)
-def test_no_law_asks_for_more_than_its_probe_nor_for_less_than_nothing(
+def test_targets_are_between_zero_and_the_probe(
     usage: float, last: float, avg60: float, scanned: int, stolen: int, activated: int, inactive: float
 ) -> None:
     assert 0 <= memory_offloading.psi_target(usage, avg60, 0.01, 0.1) <= usage * 0.01
-    asked = memory_offloading.refault_target(
+    requests = memory_offloading.refault_target(
         last, memory_offloading.ReclaimedPages(scanned, stolen, activated), inactive, usage, TARGETS
     )
-    assert 0 <= asked <= max(last, usage * 0.01)
-    size, asked = memory_offloading.senpai_target(usage, last, avg60 / 100, SENPAI)
-    assert 0 <= asked <= usage * 0.01
+    assert 0 <= requests <= max(last, usage * 0.01)
+    size, requests = memory_offloading.senpai_target(usage, last, avg60 / 100, SENPAI)
+    assert 0 <= requests <= usage * 0.01
     assert 0 <= size <= max(usage, last, 10e9)

@@ -1,4 +1,4 @@
-"""Sizes of pools from what regions ask for: Katalyst's own cases on two NUMA nodes of 24 CPUs, 4 of each reserved."""
+"""Pool sizes by regions' requests: Katalyst's own cases on two NUMA nodes of 24 CPUs, 4 of each reserved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def share(
     requirement: int,
     numa: int | None = None,
     *,
-    request: int = 1,
+    requested: int = 1,
     reclaimable: bool = True,
     quota: float | None = None,
 ) -> RegionRequest:
@@ -37,7 +37,7 @@ def share(
             reclaimable=reclaimable,
         ),
         requirement=requirement,
-        request=request,
+        requested=requested,
         quota=quota,
     )
 
@@ -58,7 +58,7 @@ def dedicated(
     requirement: int,
     numa: int,
     *,
-    request: int,
+    requested: int,
     exclusive: bool = False,
     reclaimable: bool = True,
     quota: float | None = None,
@@ -72,7 +72,7 @@ def dedicated(
         exclusive=exclusive,
         reclaimable=reclaimable,
     )
-    return RegionRequest(region=region, requirement=requirement, request=request, quota=quota)
+    return RegionRequest(region=region, requirement=requirement, requested=requested, quota=quota)
 
 
 def flat(sizes: Sequence[PoolSize]) -> dict[tuple[str, int], int]:
@@ -138,10 +138,10 @@ APART = isolation("i1", 8, 4), isolation("i2", 8, 4)
         (OFF, [], {"reclaim": 8}),
         (OVERLAP, [], {"reclaim": 48}),
         (OVERLAP, list(APART), {"i1": 8, "i2": 8, "reclaim": 24, "reclaim1": 8}),
-        # Nothing is lent of a pool that is not reclaimable: it keeps what its pods asked for.
+        # A pool that is not reclaimable keeps the requests of its pods.
         (
             ON,
-            [share("share", 6, request=10, reclaimable=False), share("share-NUMA1", 8, 1)],
+            [share("share", 6, requested=10, reclaimable=False), share("share-NUMA1", 8, 1)],
             {"share": 10, "share-NUMA1": 8, "reclaim": 14, "reclaim1": 16},
         ),
         # More pools than CPUs: all of them have all, and the reserve stays.
@@ -162,7 +162,7 @@ def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[
 
 
 @pytest.mark.parametrize(
-    ("mode", "wants", "sizes", "lent"),
+    ("mode", "wants", "sizes", "reclaimable"),
     [
         (
             OVERLAP,
@@ -189,24 +189,24 @@ def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[
             {"share-a": 24, "share-b": 24},
             {NOT_NUMA_BOUND: {"share-a": 1, "share-b": 16}},
         ),
-        # Of one that is not reclaimable nothing is lent.
+        # Of one that is not reclaimable nothing is reclaimable.
         (
             OVERLAP,
-            [share("share-a", 6, request=8, reclaimable=False), share("share-b", 8, request=8)],
+            [share("share-a", 6, requested=8, reclaimable=False), share("share-b", 8, requested=8)],
             {"share-a": 24, "share-b": 24},
             {NOT_NUMA_BOUND: {"share-b": 16}},
         ),
         # But of the reserve of 8 that lies nowhere else.
         (
             OVERLAP,
-            [share("share-a", 6, request=40, reclaimable=False), share("share-b", 6, request=8)],
+            [share("share-a", 6, requested=40, reclaimable=False), share("share-b", 6, requested=8)],
             {"share-a": 40, "share-b": 8},
             {NOT_NUMA_BOUND: {"share-a": 7, "share-b": 1}},
         ),
         # Dedicated and share: the gap of both.
         (
             OVERLAP,
-            [share("share-NUMA1", 8, 1), dedicated("d", 5, 1, request=8)],
+            [share("share-NUMA1", 8, 1), dedicated("d", 5, 1, requested=8)],
             {"share-NUMA1": 16, "d": 8},
             {1: {"share-NUMA1": 8, "d": 3}},
         ),
@@ -220,7 +220,7 @@ def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[
         # The whole reserve fits on the pool that lends, so the other one is left alone.
         (
             OVERLAP_OFF,
-            [share("share-a", 20, request=40, reclaimable=False), share("share-b", 8, request=8)],
+            [share("share-a", 20, requested=40, reclaimable=False), share("share-b", 8, requested=8)],
             {"share-a": 40, "share-b": 8},
             {NOT_NUMA_BOUND: {"share-b": 8}},
         ),
@@ -233,66 +233,77 @@ def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[
     ],
 )
 def test_overlap(
-    mode: SharingMode, wants: list[RegionRequest], sizes: Mapping[str, int], lent: Mapping[int, Mapping[str, int]]
+    mode: SharingMode,
+    wants: list[RegionRequest],
+    sizes: Mapping[str, int],
+    reclaimable: Mapping[int, Mapping[str, int]],
 ) -> None:
     got = assemble_pools(wants, NODE, mode).sizes
     assert {size.pool: size.cpus for size in got if size.pool != "reclaim"} == sizes
-    assert overlaps(got) == lent
+    assert overlaps(got) == reclaimable
     if any(want.region.numa_nodes for want in wants):
         assert flat(got)["reclaim", 1] == 0
 
 
 @pytest.mark.parametrize(
-    ("wants", "quota", "lent"),
+    ("wants", "quota", "reclaimable"),
     [
         ([share("share-NUMA1", 8, 1)], 16.0, {"share-NUMA1": 24}),  # what it does not require
         ([share("share-NUMA1", 24, 1)], 4.0, {"share-NUMA1": 24}),  # at least the reserve
         ([share("share-NUMA1", 8, 1, quota=9.5)], 9.5, {"share-NUMA1": 24}),  # what a policy says
         ([share("share-NUMA1", 8, 1, quota=2.0)], 4.0, {"share-NUMA1": 24}),
         (
-            [share("share-NUMA1", 8, 1, quota=9.5), dedicated("d", 5, 1, request=8, quota=7.0)],
+            [share("share-NUMA1", 8, 1, quota=9.5), dedicated("d", 5, 1, requested=8, quota=7.0)],
             7.0,
             {"share-NUMA1": 16, "d": 8},
         ),
-        # What share regions leave counts beside what dedicated ones allow, but not the other way round.
-        ([share("share-NUMA1", 10, 1), dedicated("d", 5, 1, request=8, quota=20.0)], 9.0, {"share-NUMA1": 16, "d": 8}),
-        ([share("share-NUMA1", 1, 1, quota=20.0), dedicated("d", 5, 1, request=8)], 20.0, {"share-NUMA1": 16, "d": 8}),
+        # The rest of share regions is bounded by the quota of dedicated ones, but not the other way round.
+        (
+            [share("share-NUMA1", 10, 1), dedicated("d", 5, 1, requested=8, quota=20.0)],
+            9.0,
+            {"share-NUMA1": 16, "d": 8},
+        ),
+        (
+            [share("share-NUMA1", 1, 1, quota=20.0), dedicated("d", 5, 1, requested=8)],
+            20.0,
+            {"share-NUMA1": 16, "d": 8},
+        ),
     ],
 )
-def test_quota_on_a_bound_node(wants: list[RegionRequest], quota: float, lent: Mapping[str, int]) -> None:
+def test_quota_on_a_bound_node(wants: list[RegionRequest], quota: float, reclaimable: Mapping[str, int]) -> None:
     got = assemble_pools([share("share", 6), *wants], NODE, QUOTA).sizes
     reclaim = {size.numa: size for size in got if size.pool == "reclaim"}
     assert reclaim[1].quota_cores == quota
-    assert reclaim[1].overlap == lent
+    assert reclaim[1].overlap == reclaimable
     assert reclaim[1].cpus == 0
     assert reclaim[NOT_NUMA_BOUND].quota_cores is None
     assert reclaim[NOT_NUMA_BOUND].overlap == {"share": 18}
 
 
 @pytest.mark.parametrize(
-    ("mode", "want", "lent", "quota"),
+    ("mode", "want", "reclaimable", "quota"),
     [
-        (ON, dedicated("d", 15, 1, request=20, exclusive=True), 9, None),
-        (ON, dedicated("d", 22, 1, request=20, exclusive=True), 4, None),
-        (ON, dedicated("d", 15, 1, request=20, exclusive=True, reclaimable=False), 4, None),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True), 24, 9.0),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, quota=12.5), 24, 12.5),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, quota=1.0), 24, 4.0),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, reclaimable=False), 24, 4.0),
-        (QUOTA, dedicated("d", 15, 1, request=20, exclusive=True, reclaimable=False, quota=12.5), 24, 4.0),
+        (ON, dedicated("d", 15, 1, requested=20, exclusive=True), 9, None),
+        (ON, dedicated("d", 22, 1, requested=20, exclusive=True), 4, None),
+        (ON, dedicated("d", 15, 1, requested=20, exclusive=True, reclaimable=False), 4, None),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True), 24, 9.0),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True, quota=12.5), 24, 12.5),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True, quota=1.0), 24, 4.0),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True, reclaimable=False), 24, 4.0),
+        (QUOTA, dedicated("d", 15, 1, requested=20, exclusive=True, reclaimable=False, quota=12.5), 24, 4.0),
     ],
 )
 def test_a_pod_with_a_numa_node_of_its_own(
-    mode: SharingMode, want: RegionRequest, lent: int, quota: float | None
+    mode: SharingMode, want: RegionRequest, reclaimable: int, quota: float | None
 ) -> None:
     got = assemble_pools([want], NODE, mode).sizes
     assert flat(got) == {("d", 1): 24, ("reclaim", 1): 0, ("reclaim", NOT_NUMA_BOUND): 24}
     reclaim = next(size for size in got if size.pool == "reclaim" and size.numa == 1)
-    assert (reclaim.overlap, reclaim.quota_cores) == ({"d": lent}, quota)
+    assert (reclaim.overlap, reclaim.quota_cores) == ({"d": reclaimable}, quota)
 
 
-def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> None:
-    got = assemble_pools([dedicated("d", 5, 1, request=8), share("share-NUMA1", 6, 1)], NODE, ON).sizes
+def test_without_overlap_cpus_that_a_dedicated_pod_does_not_require_are_reclaimable() -> None:
+    got = assemble_pools([dedicated("d", 5, 1, requested=8), share("share-NUMA1", 6, 1)], NODE, ON).sizes
     assert flat(got) == {("d", 1): 8, ("share-NUMA1", 1): 6, ("reclaim", 1): 10, ("reclaim", NOT_NUMA_BOUND): 24}
     assert overlaps(got) == {1: {"d": 3}}
 
@@ -315,7 +326,7 @@ def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> Non
         # In parts, where no node has enough: 4 and 2.
         (
             ON,
-            [share("share", 6, request=12), share("share-NUMA0", 18, 0), share("share-NUMA1", 16, 1)],
+            [share("share", 6, requested=12), share("share-NUMA0", 18, 0), share("share-NUMA1", 16, 1)],
             {
                 ("share", NOT_NUMA_BOUND): 6,
                 ("share-NUMA0", 0): 18,
@@ -324,15 +335,15 @@ def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> Non
                 ("reclaim", 1): 4,
             },
         ),
-        # There they fill the node like all others where nothing is lent.
+        # There they fill the node like all others where nothing is reclaimable.
         (
             OFF,
-            [share("share", 6, request=6), dedicated("d", 8, 0, request=8), dedicated("e", 16, 1, request=16)],
+            [share("share", 6, requested=6), dedicated("d", 8, 0, requested=8), dedicated("e", 16, 1, requested=16)],
             {("share", NOT_NUMA_BOUND): 12, ("d", 0): 8, ("reclaim", 0): 4, ("e", 1): 16, ("reclaim", 1): 4},
         ),
         (
             OVERLAP,
-            [share("share", 6, request=6), dedicated("d", 8, 0, request=8), dedicated("e", 16, 1, request=16)],
+            [share("share", 6, requested=6), dedicated("d", 8, 0, requested=8), dedicated("e", 16, 1, requested=16)],
             {("share", NOT_NUMA_BOUND): 16, ("d", 0): 8, ("reclaim", 0): 0, ("e", 1): 16, ("reclaim", 1): 7},
         ),
         # No room anywhere: all of a node are squeezed.
@@ -350,35 +361,35 @@ def test_without_overlap_a_dedicated_pod_lends_what_it_does_not_require() -> Non
         # A pod with a node for itself is spared as long as there is another one.
         (
             ON,
-            [share("share", 6), dedicated("d", 4, 0, request=4, exclusive=True), share("share-NUMA1", 18, 1)],
+            [share("share", 6), dedicated("d", 4, 0, requested=4, exclusive=True), share("share-NUMA1", 18, 1)],
             {("d", 0): 24, ("reclaim", 0): 0, ("share", NOT_NUMA_BOUND): 5, ("share-NUMA1", 1): 15, ("reclaim", 1): 4},
         ),
         (
             ON,
             [
                 share("share", 6),
-                dedicated("d", 4, 0, request=4, exclusive=True),
-                dedicated("e", 9, 1, request=4, exclusive=True),
+                dedicated("d", 4, 0, requested=4, exclusive=True),
+                dedicated("e", 9, 1, requested=4, exclusive=True),
             ],
             {("share", NOT_NUMA_BOUND): 1, ("d", 0): 23, ("reclaim", 0): 0, ("e", 1): 24, ("reclaim", 1): 0},
         ),
     ],
 )
-def test_where_every_node_has_bound_pods_the_others_are_laid_over_them(
+def test_unbound_regions_overlap_bound_ones_if_every_node_has_bound_pods(
     mode: SharingMode, wants: list[RegionRequest], expected: Mapping[tuple[str, int], int]
 ) -> None:
     assert flat(assemble_pools(wants, NODE, mode).sizes) == {**expected, ("reclaim", NOT_NUMA_BOUND): 0}
 
 
-def test_a_region_in_parts_is_granted_and_lends_all_of_them() -> None:
+def test_a_split_region_is_granted_all_its_parts() -> None:
     wants = [
-        share("share", 6, request=6),
-        share("share-NUMA0", 20, 0, request=20),
-        share("share-NUMA1", 18, 1, request=18),
+        share("share", 6, requested=6),
+        share("share-NUMA0", 20, 0, requested=20),
+        share("share-NUMA1", 18, 1, requested=18),
     ]
     got = assemble_pools(wants, NODE, OVERLAP)
     assert got.granted["share"] == sum(size.cpus for size in got.sizes if size.pool == "share")
-    assert got.lent["share"] == sum(size.overlap.get("share", 0) for size in got.sizes)
+    assert got.reclaimable_cpus["share"] == sum(size.overlap.get("share", 0) for size in got.sizes)
 
 
 def test_more_pools_than_cpus_on_the_only_node() -> None:
@@ -421,7 +432,7 @@ def nodes(draw: st.DrawFn) -> tuple[NumaCapacity, list[RegionRequest]]:
                     f"x{where}",
                     draw(small),
                     where,
-                    request=draw(small),
+                    requested=draw(small),
                     exclusive=True,
                     reclaimable=draw(st.booleans()),
                 )
@@ -429,20 +440,20 @@ def nodes(draw: st.DrawFn) -> tuple[NumaCapacity, list[RegionRequest]]:
             continue
         suffix = "" if where is None else f"-NUMA{where}"
         wants += [
-            share(f"s{k}{suffix}", draw(small), where, request=draw(small), reclaimable=draw(st.booleans()))
+            share(f"s{k}{suffix}", draw(small), where, requested=draw(small), reclaimable=draw(st.booleans()))
             for k in range(draw(st.integers(0, 2)))
         ]
         wants += [isolation(f"i{k}{suffix}", size := draw(small), size, where) for k in range(draw(st.integers(0, 1)))]
         if where is not None and draw(st.booleans()):
-            wants.append(dedicated(f"d{where}", draw(small), where, request=draw(small)))
+            wants.append(dedicated(f"d{where}", draw(small), where, requested=draw(small)))
     return node, wants
 
 
 @given(nodes(), st.booleans(), st.booleans(), st.booleans())
-def test_everybody_has_a_cpu_and_nothing_is_given_twice(
-    made: tuple[NumaCapacity, list[RegionRequest]], enable: bool, overlap: bool, quota: bool
+def test_every_pool_has_a_cpu_and_no_cpu_is_assigned_twice(
+    node_and_requests: tuple[NumaCapacity, list[RegionRequest]], enable: bool, overlap: bool, quota: bool
 ) -> None:
-    node, wants = made
+    node, wants = node_and_requests
     mode = SharingMode(enable_reclaim=enable, overlap=overlap, quota=quota)
     result = assemble_pools(wants, node, mode)
     assert result == assemble_pools(list(reversed(wants)), node, mode)._replace(sizes=result.sizes)
@@ -478,5 +489,5 @@ def test_everybody_has_a_cpu_and_nothing_is_given_twice(
         assert total <= sum(node.available.values())
         if enable and not overlap:
             assert total == sum(node.available.values())
-        lent = sum(size.cpus + sum(size.overlap.values()) for size in result.sizes if size.pool == "reclaim")
-        assert lent >= sum(node.reserved_for_reclaim.values())
+        reclaimable = sum(size.cpus + sum(size.overlap.values()) for size in result.sizes if size.pool == "reclaim")
+        assert reclaimable >= sum(node.reserved_for_reclaim.values())

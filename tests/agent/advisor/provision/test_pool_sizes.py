@@ -1,4 +1,4 @@
-"""Arithmetic of pools: Katalyst's own vectors, and what holds of any sizes."""
+"""Arithmetic of pool sizes: Katalyst's own vectors, and properties of any sizes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_more_overlap_than_pools_is_an_error_with_both_numbers() -> None:
 
 
 @given(SIZES, st.integers(0, 512))
-def test_normalised_sizes_have_the_sum_and_nobody_is_without(sizes: dict[str, int], target: int) -> None:
+def test_normalised_sizes_add_up_and_none_is_zero(sizes: dict[str, int], target: int) -> None:
     result = scale_proportionally(sizes, target)
     if target < len(sizes):
         assert result is None
@@ -93,7 +93,7 @@ def test_the_order_of_pools_does_not_matter(sizes: dict[str, int]) -> None:
 
 
 @given(SIZES, st.integers(0, 512))
-def test_overlap_is_exactly_what_was_asked_for(sizes: dict[str, int], cpus: int) -> None:
+def test_overlap_is_exactly_the_requested_number(sizes: dict[str, int], cpus: int) -> None:
     cpus = min(cpus, sum(sizes.values()))
     result = regulate_overlap(sizes, cpus)
     assert sum(result.values()) == cpus

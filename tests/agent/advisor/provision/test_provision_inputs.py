@@ -1,11 +1,11 @@
-"""Where reclaimed pods use their CPU, as CPU provision takes it."""
+"""CPU use of reclaimed pods by NUMA node, as an input of CPU provision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.provision.provisioner import build_provision_inputs
@@ -20,7 +20,7 @@ EVEN = {"reclaim": (*range(8), *range(24, 32))}
 
 
 def batch(name: str, *numa: int) -> Pod:
-    return msgspec.structs.replace(pod(name, QoSLevel.RECLAIMED), bound_numa=numa)
+    return replace(pod(name, QoSLevel.RECLAIMED), bound_numa=numa)
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,17 @@ def test_use_is_where_the_pods_are(
     cpus: Mapping[str, tuple[int, ...]],
     expected: Mapping[int, float],
 ) -> None:
-    seen = snapshot(1, pods, cpus=topology(48, numa=2))
+    current = snapshot(1, pods, cpus=topology(48, numa=2))
     change = Rates(
         node=NodeRates(interval_ns=S),
         cgroups={f"/{name}": CgroupRates(interval_ns=S, cpu_cores=cores) for name, cores in use.items()},
     )
-    made = build_provision_inputs(seen, change, AdvisorState(pools=EVEN, cpus=cpus), InferenceConfig(), S)
-    assert made.reclaim_use_cores == expected
+    built = build_provision_inputs(current, change, AdvisorState(pools=EVEN, cpus=cpus), InferenceConfig(), S)
+    assert built.reclaim_use_cores == expected
     assert (
-        build_provision_inputs(seen, None, AdvisorState(pools=EVEN, cpus=cpus), InferenceConfig(), S).reclaim_use_cores
+        build_provision_inputs(
+            current, None, AdvisorState(pools=EVEN, cpus=cpus), InferenceConfig(), S
+        ).reclaim_use_cores
         == {}
     )
-    assert build_provision_inputs(seen, change, AdvisorState(), InferenceConfig(), S).reclaim_use_cores == {}
+    assert build_provision_inputs(current, change, AdvisorState(), InferenceConfig(), S).reclaim_use_cores == {}

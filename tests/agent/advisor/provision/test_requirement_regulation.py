@@ -1,4 +1,4 @@
-"""From cores to whole CPUs: reserve, rounding, steps, pauses and bounds, each with its numbers."""
+"""From cores to whole CPUs: reserve, rounding, steps, pauses and bounds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CONFIG = AdvisorConfig()
         (2.5, 4.0, None, False, False, 7, ""),
         (2.5, 4.0, None, False, True, 8, ""),
         (4.0, 4.0, None, False, True, 8, ""),
-        (0.0, 0.0, None, False, False, 4, "the least is 4"),
-        (80.0, 4.0, None, False, False, 44, "the most is 44"),
+        (0.0, 0.0, None, False, False, 4, "the minimum is 4"),
+        (80.0, 4.0, None, False, False, 44, "the maximum is 44"),
         (30.0, 0.0, 8, False, False, 18, "it grows by at most 10 at once"),
         (18.0, 0.0, 8, False, False, 18, ""),
         (5.0, 0.0, 8, False, False, 6, "it shrinks by at most 2 at once"),
@@ -28,8 +28,8 @@ CONFIG = AdvisorConfig()
         (5.0, 0.0, 8, True, False, 8, "it shrinks once in 30 s"),
         (9.0, 0.0, 8, True, False, 9, ""),  # growing needs no pause
         (43.5, 0.0, 43, False, False, 44, ""),
-        (43.5, 2.0, 43, False, False, 44, "the most is 44"),
-        (60.0, 0.0, 60, True, False, 44, "the most is 44"),  # bounds go before pauses
+        (43.5, 2.0, 43, False, False, 44, "the maximum is 44"),
+        (60.0, 0.0, 60, True, False, 44, "the maximum is 44"),  # bounds go before pauses
     ],
 )
 def test_regulation(
