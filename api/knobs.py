@@ -67,6 +67,10 @@ ONE_SHOT_KNOBS = frozenset((Knob.MEMORY_RECLAIM, Knob.DROP_CACHE, Knob.MIGRATE_P
 """Knobs that trigger an operation and hold no value."""
 
 
+ReasonInputs = dict[str, float | int | str | None]
+"""Observed values that a decision was based on, by name."""
+
+
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """Why a decision was made: the rule that applied, its threshold and every input it used."""
 

@@ -28,13 +28,13 @@ from agent.advisor.headroom.reclaim_exclusion import max_reclaimable_cores, recl
 from agent.advisor.interference import measure_interference, update_weights
 from agent.advisor.latency import PODS_UNKNOWN, LatencyInputs, LatencyResult
 from agent.advisor.memory.memory_advisor import advise_memory, build_memory_inputs, writable_cgroups
-from agent.advisor.memory.memory_inputs import MemoryAdvisorState
+from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs
 from agent.advisor.pod_usage import reclaimed_use_cores
 from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, pool_reclaimable_cores
 from agent.advisor.provision.provisioner import build_provision_inputs, provision_cpus
 from agent.advisor.provision.region_indicators import update_request_windows
 from agent.advisor.provision.regions import cpus_per_numa_node
-from agent.advisor.runq_latency import find_breaches, find_starved
+from agent.advisor.runq_latency import NS_PER_MS, find_breaches, find_starved, online_runq_latency
 from agent.config.advisor import AdvisorConfig, InferenceConfig
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.allocate import allocate_cpusets
@@ -342,10 +342,7 @@ def evaluate_policy(
         noted = with_allowed_cpus_note(advice.reason, allowed, len(node_snapshot.topology.cpus))
         advice = replace(advice, reason=noted)
     memory_inputs = build_memory_inputs(node_snapshot, advisor, config, now_ns)
-    memory, memory_state = advise_memory(memory_inputs, state.memory, config.memory)
-    if headroom_policy(config.advisor) == FORECAST_POLICY:
-        memory = apply_memory_forecast(memory, forecasts.forecasts, node_snapshot, config)
-    memory = _merge_memory_advice(external_advice.memory, memory)
+    memory, memory_state = _advise_memory(memory_inputs, state.memory, forecasts, config, external_advice.memory)
     advice, reporter = _report(advice, memory, snapshot, state.reporter, config, now_ns)
     if advice is not None and advice.reported_headroom is not None:
         advisor = replace(advisor, reported_by_numa=advice.reported_headroom.cores_by_numa)
@@ -363,11 +360,11 @@ def evaluate_policy(
         advice=advice,
         placement=placement,
         memory=memory,
-        extra_cgroups=writable_cgroups(memory_inputs, config.memory),
-        knob_requests=knob_requests,
+        named=writable_cgroups(memory_inputs, config.memory),
+        asked=knob_requests,
         node=node,
         forecasts=forecasts.forecasts,
-        allowed_cpus=allowed,
+        ceiling=allowed,
         reclaim_roots=memory_inputs.roots,
     )
     return result, PolicyState(
@@ -423,11 +420,20 @@ def _report(
     return replace(advice, headroom=headroom, reported_headroom=reported), reporter
 
 
-def _merge_memory_advice(external: MemoryAdvice | None, computed: MemoryAdvice) -> MemoryAdvice:
-    """The external advice, if any, with the computed memory pressure, which the protocol does not carry."""
-    if external is None:
-        return computed
-    return replace(external, condition=computed.condition, numa_conditions=computed.numa_conditions)
+def _advise_memory(
+    inputs: MemoryInputs,
+    state: MemoryAdvisorState,
+    forecasts: ForecastState,
+    config: AgentConfig,
+    external: MemoryAdvice | None,
+) -> tuple[MemoryAdvice, MemoryAdvisorState]:
+    """Computed memory advice, or the external advice with the computed pressure, which the protocol does not carry."""
+    memory, state = advise_memory(inputs, state, config.memory)
+    if external is not None:
+        memory = replace(external, condition=memory.condition, numa_conditions=memory.numa_conditions)
+    elif headroom_policy(config.advisor) == FORECAST_POLICY:
+        memory = apply_memory_forecast(memory, forecasts.forecasts, inputs.snapshot, config)
+    return memory, state
 
 
 def _assign_cpus(

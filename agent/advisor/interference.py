@@ -63,7 +63,6 @@ def attribute_latency(
 
 
 def _find_reclaimed_owner(path: str, reclaimed: Collection[str]) -> str | None:
-    """The reclaimed container that a cgroup is, or is below."""
     while path:
         if path in reclaimed:
             return path

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.interference import Interference
@@ -23,7 +24,7 @@ from agent.advisor.runq_latency import (
     max_latency,
 )
 from agent.config.advisor import LatencyConfig
-from api.knobs import Reason
+from api.knobs import Reason, ReasonInputs
 from api.measurements import RunqLatency
 from api.runq_latency import NS_PER_MS
 
@@ -90,7 +91,7 @@ def evaluate_latency(inputs: LatencyInputs, state: AdvisorState, config: Latency
     baselines = _baseline_latency(inputs, state, config, since)
     # A baseline excuses no latency that is attributed to reclaimed pods in this cycle.
     excused = {c: ns for c, ns in baselines.items() if not _caused_by_reclaimed(inputs.blames.get(c), config)}
-    rule = _select_rule(inputs, msgspec.structs.replace(state, baseline_latency_ns=excused), config, reclaimable)
+    rule = _select_rule(inputs, replace(state, baseline_latency_ns=excused), config, reclaimable)
     level = min(max(rule.reclaimable_cores, minimum), maximum)
     before, after = _round_to_step(previous, minimum), _round_to_step(level, minimum)
     text = rule.text
@@ -126,7 +127,7 @@ def evaluate_latency(inputs: LatencyInputs, state: AdvisorState, config: Latency
 
 def _latency_reason_inputs(
     cgroup: str | None, inputs: LatencyInputs, baselines: Mapping[str, float], config: LatencyConfig
-) -> dict[str, float | int | str | None]:
+) -> ReasonInputs:
     """Observed inputs of the reason: those of `cgroup`, or of the container with the highest latency."""
     if cgroup is None and (highest := max_latency(inputs.waits, config)) is not None:
         cgroup = highest[0]

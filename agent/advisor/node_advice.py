@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState, ContainerDemand
 from agent.advisor.pod_usage import pod_cpu_cores, sum_if_all_known, sum_if_any
@@ -255,7 +256,7 @@ def _build_power_inputs(snapshot: Snapshot, previous: Snapshot | None, config: A
 
 def _without_cgroups(snapshot: Snapshot) -> Snapshot:
     """The snapshot without cgroups, whose rates are cheap to compute."""
-    return msgspec.structs.replace(snapshot, cgroups={})
+    return replace(snapshot, cgroups={})
 
 
 def _measure_overcommit(

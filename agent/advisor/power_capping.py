@@ -13,6 +13,7 @@ from enum import IntEnum
 from math import ceil, e, isfinite
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.config.advisor import PowerConfig
 from api.advice import PowerAction, PowerActionKind
@@ -154,17 +155,15 @@ def advise_power(inputs: PowerInputs, state: PowerState, config: PowerConfig) ->
     if measured is None or not isfinite(measured) or measured < 1:
         return _noop_action("power_unknown", "The power of the node is not measured: no action is taken."), state
     now_watts = int(measured)
-    state = msgspec.structs.replace(
-        state, acted_ns=now_ns, last_watts=now_watts, lowered_percent=_lowered_percent(state, now_watts)
-    )
+    state = replace(state, acted_ns=now_ns, last_watts=now_watts, lowered_percent=_lowered_percent(state, now_watts))
     if now_watts <= spec.budget_watts:
         text = f"The node draws {now_watts} W, within its budget of {spec.budget_watts} W."
-        return _noop_action("power_within_budget", text), msgspec.structs.replace(state, lowering=False)
+        return _noop_action("power_within_budget", text), replace(state, lowering=False)
     action = _select_action(inputs, spec, now_watts, state, config)
     cap = action.kind is PowerActionKind.CAP
     if action.kind is not PowerActionKind.NOOP:
-        action = msgspec.structs.replace(action, at_ns=now_ns)
-    return action, msgspec.structs.replace(state, lowering=cap, capped=state.capped or cap)
+        action = replace(action, at_ns=now_ns)
+    return action, replace(state, lowering=cap, capped=state.capped or cap)
 
 
 def _lowered_percent(state: PowerState, now_watts: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
@@ -60,11 +61,11 @@ def preview_decisions(inputs: PreviewInputs, new_pods: Sequence[Pod], cgroup: st
     for pod in new_pods:
         pods[pod.uid] = merge_containers(pods.get(pod.uid), pod)
     ordered = tuple(sorted(pods.values(), key=lambda pod: pod.key))
-    with_new_pods = msgspec.structs.replace(snapshot, cgroups=cgroups, pods=ordered)
+    with_new_pods = replace(snapshot, cgroups=cgroups, pods=ordered)
     result, next_state = evaluate_policy(
         with_new_pods, inputs.config, inputs.state, inputs.now_ns, inputs.external_advice
     )
-    decisions = compose_decisions(result, with_new_pods, {**inputs.knobs, **dict.fromkeys(new_cgroups, available)})
+    decisions = result.decisions(with_new_pods, {**inputs.knobs, **dict.fromkeys(new_cgroups, available)})
     return DecisionPreview(
         {decision.knob: decision for decision in decisions if decision.cgroup == cgroup}, next_state.cpus
     )
@@ -79,4 +80,4 @@ def merge_containers(listed: Pod | None, new_pod: Pod) -> Pod:
     if not added:
         return listed
     waiting = tuple(container for container in listed.waiting if container.name not in {each.name for each in added})
-    return msgspec.structs.replace(listed, containers=(*listed.containers, *added), waiting=waiting)
+    return replace(listed, containers=(*listed.containers, *added), waiting=waiting)

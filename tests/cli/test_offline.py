@@ -169,7 +169,7 @@ def test_a_simulation_says_how_far_it_is_where_no_terminal_shows_it(monkeypatch:
 
 def test_an_impossible_machine_is_refused() -> None:
     done = CliRunner().invoke(main, ["simulate", "--cpus", "7", "--numa", "2"])
-    assert (done.exit_code, "7 CPUs cannot be dealt out to 2 NUMA nodes" in done.output) == (2, True)
+    assert (done.exit_code, "7 CPUs cannot be divided among 2 NUMA nodes" in done.output) == (2, True)
 
 
 def test_the_recording_of_the_demo_can_still_be_replayed() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from math import ceil, exp2, log, sqrt
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.forecast import predictor
 from agent.advisor.forecast.peak_model import NS_PER_S
@@ -75,10 +76,10 @@ def observe_histogram(state: DecayingHistogram, now_ns: int, used: float) -> Dec
     """Return the state with one more sample; the minute's 90th percentile is added when the minute is over."""
     minute = now_ns // MINUTE_NS
     if state.minute is None or minute == state.minute:
-        return msgspec.structs.replace(state, minute=minute, open=(*state.open, used))
+        return replace(state, minute=minute, open=(*state.open, used))
     ordered = sorted(state.open)
     state = _add_sample(state, state.minute * 60.0, ordered[ceil(0.9 * len(ordered)) - 1])
-    return msgspec.structs.replace(state, minute=minute, open=(used,))
+    return replace(state, minute=minute, open=(used,))
 
 
 def _add_sample(state: DecayingHistogram, at_s: float, used: float) -> DecayingHistogram:
@@ -88,7 +89,7 @@ def _add_sample(state: DecayingHistogram, at_s: float, used: float) -> DecayingH
         weights = [weight * exp2(-moved_s / half_life_s) for weight in weights]
         reference_s += moved_s
     weights[state.scale.bucket_of(used)] += exp2((at_s - reference_s) / half_life_s)
-    return msgspec.structs.replace(state, weights=tuple(weights), reference_s=reference_s, samples=state.samples + 1)
+    return replace(state, weights=tuple(weights), reference_s=reference_s, samples=state.samples + 1)
 
 
 def histogram_percentile(state: DecayingHistogram, share: float) -> float:
@@ -147,7 +148,7 @@ def observe_minute(state: MinutePeaks, now_ns: int, used_cores: float, minutes: 
     """Return the state with one more sample, of the last `minutes` minutes."""
     minute = now_ns // MINUTE_NS
     if minute == state.minute:
-        return msgspec.structs.replace(state, open=max(state.open, used_cores))
+        return replace(state, open=max(state.open, used_cores))
     closed = state.closed if state.minute is None else (*state.closed[-minutes + 2 :], state.open)
     return MinutePeaks(minute=minute, open=used_cores, closed=closed)
 

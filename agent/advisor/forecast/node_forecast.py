@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.forecast import peak_model, predictor
 from agent.advisor.forecast.peak_model import NS_PER_S
@@ -105,7 +106,7 @@ def update_forecasts(
     """Return the state with the use since the previous snapshot, and new forecasts every five seconds."""
     online = online_cpu_time(previous, snapshot)
     if online is not None:
-        state = msgspec.structs.replace(
+        state = replace(
             state, online_ns=state.online_ns + online.online_ns, known_ns=state.known_ns + online.interval_ns
         )
     if state.sampled_ns is not None and 0 <= now_ns - state.sampled_ns < SAMPLE_INTERVAL_NS:

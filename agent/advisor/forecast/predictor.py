@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import isfinite
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.forecast import peak_model
 from agent.advisor.forecast.peak_model import (
@@ -82,7 +83,7 @@ def observe_use(
         state, ahead = PeakPredictor(bucket=bucket), 0
     for _ in range(ahead):
         state = _close_bucket(state, config)
-    return msgspec.structs.replace(
+    return replace(
         state,
         bucket=bucket if ahead > 0 else state.bucket,
         last_ns=max(state.last_ns, now_ns),
@@ -143,15 +144,15 @@ def resume_predictor(state: PeakPredictor, shift_ns: int) -> PeakPredictor:
     """Return the state moved to a clock that is `shift_ns` ahead, to the nearest bucket, with totals reset."""
     totals = ForecastAccuracy(recent=state.accuracy.recent)
     if state.bucket is None:
-        return msgspec.structs.replace(state, accuracy=totals)
+        return replace(state, accuracy=totals)
     bucket = state.bucket + (shift_ns + BUCKET_NS // 2) // BUCKET_NS
-    return msgspec.structs.replace(state, bucket=bucket, last_ns=state.last_ns + shift_ns, accuracy=totals)
+    return replace(state, bucket=bucket, last_ns=state.last_ns + shift_ns, accuracy=totals)
 
 
 def _close_bucket(state: PeakPredictor, config: ForecastConfig) -> PeakPredictor:
     """Open the next bucket; evaluate the forecast whose hour ends with the closed one."""
     peaks = (*state.peaks[-HISTORY_BUCKETS + 1 :], state.open_peak)
-    state = msgspec.structs.replace(
+    state = replace(
         state,
         open_peak=None,
         open_samples=0,
@@ -162,7 +163,7 @@ def _close_bucket(state: PeakPredictor, config: ForecastConfig) -> PeakPredictor
     if len(state.pending) == HORIZON_BUCKETS and actual is not None:
         state = _learn_from_peak(state, state.pending[0], actual, config)
     entry = _forecast_peak(state, build_features(peaks), peaks) if peaks[-1] is not None else None
-    return msgspec.structs.replace(state, pending=(*state.pending[-HORIZON_BUCKETS + 1 :], entry or PendingForecast()))
+    return replace(state, pending=(*state.pending[-HORIZON_BUCKETS + 1 :], entry or PendingForecast()))
 
 
 def _learn_from_peak(
@@ -171,7 +172,7 @@ def _learn_from_peak(
     if entry.features is None or entry.base is None:
         return state
     missed = None if entry.predicted is None else actual > entry.predicted
-    return msgspec.structs.replace(
+    return replace(
         state,
         regression=peak_model.update_regression(state.regression, entry.features.values, actual),
         margin=peak_model.update_margin(state.margin, actual - entry.base, missed, config.miss_ratio),

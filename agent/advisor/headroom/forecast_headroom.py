@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.forecast.predictor import format_amount
 from agent.advisor.headroom.reclaim_exclusion import unreclaimable_idle_bytes
@@ -85,7 +86,7 @@ def forecast_cores(
     reason = headroom.reason
     text = f"{reason.text.removesuffix('.')}; at most the {reclaimable_cores:.2f} that reclaimed pods may use now."
     inputs = {**reason.inputs, "lent_cores": reclaimable_cores}
-    return reclaimable_cores, msgspec.structs.replace(reason, text=text, inputs=inputs)
+    return reclaimable_cores, replace(reason, text=text, inputs=inputs)
 
 
 def apply_memory_forecast(
@@ -108,8 +109,8 @@ def apply_memory_forecast(
         text += (
             "." if forecast.forecast.trusted else ", at most the value without the forecast, which is not trusted yet."
         )
-        reason = msgspec.structs.replace(reason, text=text)
-    return msgspec.structs.replace(
+        reason = replace(reason, text=text)
+    return replace(
         memory,
         headroom_bytes=headroom.amount,
         headroom_by_numa=_split_by_numa(headroom.amount, memory.headroom_by_numa, snapshot),

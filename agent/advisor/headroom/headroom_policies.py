@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil, floor
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.cpu_estimate import estimate_pod_need, is_pod_reclaimable
@@ -34,17 +35,9 @@ from agent.advisor.provision.regions import cpus_per_numa_node
 from agent.config.advisor import AdvisorConfig, CpuUtilBasedConfig, HeadroomConfig
 from api.advice import NOT_NUMA_BOUND, Headroom, PoolSize
 from api.cpu import Topology
-from api.knobs import Reason
+from api.knobs import Reason, ReasonInputs
 from api.rates import Rates
 from api.snapshot import Snapshot
-
-
-class ProfileScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Score of a service by its profile (SPD): its pod is not reclaimable at `least`, and fully reclaimable at `most`."""
-
-    value: float
-    least: float = 0.0
-    most: float = 100.0
 
 
 class RegionNeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +52,6 @@ class RegionNeed(msgspec.Struct, frozen=True, kw_only=True):
     reserved_for_reclaim_cores: float = 0.0
     reclaimable: bool = True
     """Whether idle CPU of this region is reclaimable; False while reclaim is disabled on the node or for its pod."""
-    score: ProfileScore | None = None
 
 
 def region_headroom_cores(
@@ -95,22 +87,12 @@ def _canonical_region_headroom(need: RegionNeed) -> tuple[float | None, Reason]:
 
 
 def _dedicated_region_headroom(need: RegionNeed) -> tuple[float | None, Reason]:
-    """The canonical value, in proportion to the score of the pod."""
+    """The canonical value. Katalyst scales it by the score of the service profile, which is always full here."""
     if not need.reclaimable:
         text = f"Reclaim is disabled for the pod of region {need.name}: it is not reclaimable."
         return 0.0, Reason(rule="region_reclaim_off", text=text, inputs=_region_reason_inputs(need))
     cores, reason = _canonical_region_headroom(need)
-    if cores is None:
-        return None, reason
-    score = need.score
-    if score is None or score.most <= score.least:
-        text = f"The score of the pod of region {need.name} is not known, so its headroom is not known."
-        return None, Reason(rule="region_score_unknown", text=text, inputs=_region_reason_inputs(need))
-    share = min(max((score.value - score.least) / (score.most - score.least), 0.0), 1.0)
-    by = f"By its score of {score.value:g}, of {score.least:g} to {score.most:g},"
-    text = f"{reason.text} {by} {cores * share:.2f} cores are reclaimable."
-    inputs = {**_region_reason_inputs(need), "score": score.value, "canonical_cores": round(cores, 3)}
-    return cores * share, Reason(rule="region_numa_dedicated", text=text, threshold=score.least, inputs=inputs)
+    return cores, reason if cores is None else replace(reason, rule="region_numa_dedicated")
 
 
 _REGION_POLICIES: Mapping[str, Callable[[RegionNeed], tuple[float | None, Reason]]] = {
@@ -121,7 +103,7 @@ _REGION_POLICIES: Mapping[str, Callable[[RegionNeed], tuple[float | None, Reason
 }
 
 
-def _region_reason_inputs(need: RegionNeed) -> dict[str, float | int | str | None]:
+def _region_reason_inputs(need: RegionNeed) -> ReasonInputs:
     return {
         "upper_cores": need.upper_cores,
         "estimate_cores": None if need.estimate_cores is None else round(need.estimate_cores, 3),
@@ -132,8 +114,6 @@ def _region_reason_inputs(need: RegionNeed) -> dict[str, float | int | str | Non
 
 _DIGITS = 6
 """Decimals to which cores are rounded before they are rounded up or down: 10.000000000000002 counts as 10."""
-
-Inputs = dict[str, float | int | str | None]
 
 
 class ReclaimPoolInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +146,7 @@ def assemble_headroom(inputs: ReclaimPoolInputs, config: HeadroomConfig) -> Head
     if unbound := tuple(numa for numa in nodes if numa not in inputs.bound):
         groups.append((NOT_NUMA_BOUND, unbound))
     by_numa = dict.fromkeys(numa_nodes, 0.0)
-    reason_inputs: Inputs = {}
+    reason_inputs: ReasonInputs = {}
     texts = []
     for key, members in groups:
         group = _compute_group(inputs, config, key, members)
@@ -209,7 +189,7 @@ class GroupHeadroom(msgspec.Struct, frozen=True, kw_only=True):
 
     cores: float | None
     text: str
-    inputs: Inputs
+    inputs: ReasonInputs
 
 
 def _compute_group(
@@ -226,7 +206,7 @@ def _compute_group(
     busy = sum(inputs.busy.get(cpu, 1.0) for cpu in cpus)
     quota = inputs.quota_cores.get(key)
     supply = min(max(len(cpus) - busy, 0.0) + used, capacity if quota is None else min(quota, capacity))
-    reason_inputs: Inputs = {
+    reason_inputs: ReasonInputs = {
         "cpus": len(cpus),
         "busy_cores": round(busy, 3),
         "use_cores": round(used, 3),
@@ -279,15 +259,12 @@ def _split_group(
     return {numa: float(floor(round(share, _DIGITS))) if whole_cores else share for numa, share in shares.items()}
 
 
-def _unknown_headroom(text: str, inputs: Inputs) -> Headroom:
+def _unknown_headroom(text: str, inputs: ReasonInputs) -> Headroom:
     return Headroom(reason=Reason(rule="headroom_unknown", text=f"{text} No new headroom is computed.", inputs=inputs))
 
 
 def _group_label(key: int) -> str:
     return "unbound" if key == NOT_NUMA_BOUND else f"numa{key}"
-
-
-_TOTAL_DIGITS = 6
 
 
 class CpuAllowance(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,7 +320,7 @@ def merge_memory_headroom(
     """Return the headroom with the memory advice, unless the headroom policy sets memory itself."""
     if headroom_policy(config) in MEMORY_POLICIES:
         return headroom
-    return msgspec.structs.replace(headroom, memory_bytes=memory_bytes, memory_by_numa=by_numa)
+    return replace(headroom, memory_bytes=memory_bytes, memory_by_numa=by_numa)
 
 
 def _common_headroom(inputs: HeadroomInputs) -> Headroom:
@@ -419,7 +396,6 @@ def _estimate_headroom(inputs: HeadroomInputs) -> Headroom:
 
 
 def _free_by_numa(inputs: HeadroomInputs) -> dict[int, float]:
-    """CPUs of each NUMA node less the need of its online pods."""
     sizes, snapshot, state = cpus_per_numa_node(inputs.snapshot.topology), inputs.snapshot, inputs.state
     if len(sizes) < 2:
         return {numa: float(size) for numa, size in sizes.items()}
@@ -430,7 +406,6 @@ def _free_by_numa(inputs: HeadroomInputs) -> dict[int, float]:
 
 
 def _forecast_headroom(inputs: HeadroomInputs) -> Headroom:
-    """What the predicted peak leaves; by NUMA node as with policy `estimate`."""
     topology, config, allowance = inputs.snapshot.topology, inputs.config, inputs.allowance
     fallback = (_common_headroom if config.policy == "canonical" else _estimate_headroom)(inputs)
     reclaimable = (
@@ -460,7 +435,7 @@ def _koordinator_headroom(inputs: HeadroomInputs) -> Headroom:
     sizes = {numa: snapshot.node.numa[numa].meminfo.get("MemTotal", 0) for numa in sorted(snapshot.node.numa)}
     total = sum(sizes.values())
     parts = {numa: headroom.memory_bytes * size / total for numa, size in sizes.items()} if total else {}
-    return msgspec.structs.replace(headroom, memory_by_numa=parts)
+    return replace(headroom, memory_by_numa=parts)
 
 
 HEADROOM_POLICIES: Mapping[str, Callable[[HeadroomInputs], Headroom]] = {
@@ -475,7 +450,6 @@ MEMORY_POLICIES = frozenset({"koordinator-batch", "koordinator-mid"})
 
 
 def _exclude_numa_nodes(headroom: Headroom, nodes: ReclaimableNodes) -> Headroom:
-    """The headroom without NUMA nodes that are not reclaimable."""
     if not nodes.refused:
         return headroom
     cores, memory = (
@@ -484,14 +458,12 @@ def _exclude_numa_nodes(headroom: Headroom, nodes: ReclaimableNodes) -> Headroom
     )
     text = headroom.reason.text
     excluded = [f"NUMA node {numa} is not reclaimable: {why}." for numa, why in nodes.refused.items()]
-    return msgspec.structs.replace(
+    return replace(
         headroom,
-        cores=None if headroom.cores is None else round(sum(cores.values()), _TOTAL_DIGITS),
+        cores=None if headroom.cores is None else round(sum(cores.values()), _DIGITS),
         cores_by_numa=cores,
         # Memory without a split by NUMA node may be on the excluded nodes.
         memory_bytes=None if headroom.memory_bytes is None or not memory else sum(memory.values()),
         memory_by_numa=memory,
-        reason=msgspec.structs.replace(
-            headroom.reason, text=" ".join([text, *(line for line in excluded if line not in text)])
-        ),
+        reason=replace(headroom.reason, text=" ".join([text, *(line for line in excluded if line not in text)])),
     )

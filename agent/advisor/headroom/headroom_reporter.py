@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from math import isfinite
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.config.report import ReportConfig
 from agent.config.units import GIB, MIB
 from api.advice import Headroom
-from api.knobs import Reason
+from api.knobs import Reason, ReasonInputs
 from api.quantity import format_bytes, format_cores
 from api.snapshot import Snapshot
 
@@ -83,7 +84,6 @@ def decay_level(level: float, floor: float, fresh: float) -> float:
     return low + (level - low) * fresh
 
 
-Inputs = dict[str, float | int | str | None]
 _DIGITS = 6
 """Decimals of the parts, so that their sum equals the total after rounding to thousandths."""
 
@@ -131,7 +131,7 @@ class _ReportedAmount(msgspec.Struct, frozen=True, kw_only=True):
     by_numa: Mapping[int, float]
     rule: str
     text: str
-    inputs: Inputs = {}
+    inputs: ReasonInputs = {}
     stale: bool = False
     """Whether it depends on missing inputs rather than on the node."""
 
@@ -223,9 +223,7 @@ def _update_series(
         left = decay_level(left, resource.minimum + resource.reserved, fresh)
     if resource.computed is not None:
         # A level that decayed while inputs were missing grows back in steps.
-        total = add_sample(
-            msgspec.structs.replace(series.total, level=left), resource.computed, resource.window, now_ns
-        )
+        total = add_sample(replace(series.total, level=left), resource.computed, resource.window, now_ns)
         below = total.level is not None and total.level + resource.window.min_step < resource.computed
         lost = fresh < 1 and left is not None and series.total.level is not None and left < series.total.level
         series = HeadroomSeries(
@@ -235,7 +233,7 @@ def _update_series(
             regaining=below and (series.regaining or lost),
         )
         left = total.level
-    inputs: Inputs = {
+    inputs: ReasonInputs = {
         "found": resource.computed,
         "level": None if left is None else round(left, 3),
         "samples": len(series.total.samples),
@@ -249,7 +247,7 @@ def _update_series(
         else _report_stale(resource, left, fresh, age_s)
     )
     stale = resource.computed is None or series.regaining
-    return msgspec.structs.replace(answer, inputs=inputs, stale=stale), series
+    return replace(answer, inputs=inputs, stale=stale), series
 
 
 def _update_numa_tracks(resource: _ResourceInputs, series: HeadroomSeries, now_ns: int) -> dict[int, SampleTrack]:
@@ -302,7 +300,6 @@ def _scale_reported(resource: _ResourceInputs, amount: float | None, *, rule: st
 
 
 def _split_by_weight(amount: float, weights: Mapping[int, float]) -> dict[int, float]:
-    """The amount by NUMA node in proportion to the levels of their windows."""
     total = sum(weights.values())
     if total <= 0:
         return dict.fromkeys(weights, 0.0)
@@ -354,7 +351,7 @@ def _clear_nodes(answer: _ReportedAmount, nodes: Collection[int] | None) -> _Rep
         return answer
     by_numa = {n: 0.0 if nodes is None or n in nodes else value for n, value in answer.by_numa.items()}
     total = sum(by_numa.values()) if by_numa else 0.0 if nodes is None else answer.total
-    return msgspec.structs.replace(answer, total=round(total, _DIGITS), by_numa=by_numa)
+    return replace(answer, total=round(total, _DIGITS), by_numa=by_numa)
 
 
 def _limit_to_capacity(reported: Headroom, capacity: NodeCapacity) -> Headroom:
@@ -382,20 +379,19 @@ def _limit_to_capacity(reported: Headroom, capacity: NodeCapacity) -> Headroom:
         if amount is not None and before is not None and amount < before - unit / 100
     ]  # fmt: skip
     reason = reported.reason
-    return msgspec.structs.replace(
+    return replace(
         reported,
         cores=cores,
         cores_by_numa=cores_by_numa,
         memory_bytes=memory,
         memory_by_numa=memory_by_numa,
-        reason=msgspec.structs.replace(reason, text="".join((reason.text, *notes))) if notes else reason,
+        reason=replace(reason, text="".join((reason.text, *notes))) if notes else reason,
     )
 
 
 def _limit_amounts(
     total: float | None, by_numa: Mapping[int, float], maximum: float, maximum_by_numa: Mapping[int, float]
 ) -> tuple[float | None, Mapping[int, float]]:
-    """An amount and its parts within bounds; the amount is the sum of its parts if it has any."""
     if total is None:
         return None, {}
     if not by_numa:

@@ -17,14 +17,12 @@ from agent.advisor.pod_usage import non_cache_bytes, pod_cpu_cores, sum_if_all_k
 from agent.config.advisor import AdvisorConfig, KoordinatorHeadroomConfig
 from api.advice import Headroom
 from api.cpu import Topology
-from api.knobs import Reason
+from api.knobs import Reason, ReasonInputs
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.quantity import format_bytes, format_cores
 from api.rates import Rates
 from api.snapshot import Snapshot
-
-Inputs = dict[str, float | int | str | None]
 
 
 class KoordinatorTier(StrEnum):
@@ -86,7 +84,7 @@ def batch_amount(
         system = None if budget.system_used is None else max(budget.system_used, budget.reserved)
     parts = [_demand_amount(demand, policy) for demand in high]
     amounts = [part for part in parts if part is not None]
-    inputs: Inputs = {
+    inputs: ReasonInputs = {
         "capacity": budget.capacity,
         "margin": margin,
         "system": system,
@@ -128,7 +126,7 @@ def mid_amount(
             value=value, reason=Reason(rule="koordinator_mid_static", text=text, threshold=maximum)
         )
     requested = [demand.request for demand in budget.demands if demand.tier is KoordinatorTier.PROD]
-    inputs: Inputs = {
+    inputs: ReasonInputs = {
         "capacity": budget.capacity,
         "prod_reclaimable": budget.prod_reclaimable,
         "node_used": budget.node_used,
@@ -167,7 +165,7 @@ def koordinator_headroom(
     space = None if memory is None else _memory_amount(policy, memory, config)
     sizes = {numa: sum(1 for c in topology.cpus if c.numa == numa) for numa in topology.numa_nodes}
     total = len(topology.cpus)
-    inputs: Inputs = {f"cpu_{name}": value for name, value in cores.reason.inputs.items()}
+    inputs: ReasonInputs = {f"cpu_{name}": value for name, value in cores.reason.inputs.items()}
     text = f"CPU: {cores.reason.text}"
     if space is not None:
         inputs |= {f"memory_{name}": value for name, value in space.reason.inputs.items()}
@@ -200,7 +198,7 @@ def _memory_amount(policy: str, budget: KoordinatorBudget, config: KoordinatorHe
 
 
 def _demand_amount(demand: KoordinatorDemand, policy: str) -> float | None:
-    """What a pod above batch takes; its request until it is measured, None where it has neither."""
+    """Amount that a pod above batch takes: its request until it is measured; None without either."""
     if policy == "request" or (demand.exclusive and demand.request is not None):
         return demand.request or 0.0
     if demand.used is None:
@@ -210,7 +208,7 @@ def _demand_amount(demand: KoordinatorDemand, policy: str) -> float | None:
     return demand.used
 
 
-def _unknown_amount(tier: str, lacks: str, inputs: Inputs) -> KoordinatorAmount:
+def _unknown_amount(tier: str, lacks: str, inputs: ReasonInputs) -> KoordinatorAmount:
     text = f"Not known: {lacks} on this node. No new headroom is computed for {tier}."
     return KoordinatorAmount(value=None, reason=Reason(rule=f"koordinator_{tier}_unknown", text=text, inputs=inputs))
 
@@ -283,7 +281,7 @@ def koordinator_memory_budget(
 
 def _build_demand(pod: Pod, request: float | None, used: float | None, *, exclusive: bool = False) -> KoordinatorDemand:
     """A pod in Koordinator's sums; a pod that is not reclaimable counts at least with its request."""
-    if used is not None and not pod.profile.reclaimable:
+    if used is not None and not pod.profile.lends:
         used = max(used, request or 0.0)
     return KoordinatorDemand(tier=koordinator_tier(pod), request=request, used=used, exclusive=exclusive)
 

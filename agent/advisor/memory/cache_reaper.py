@@ -25,7 +25,7 @@ from agent.advisor.memory.memory_inputs import (
 )
 from agent.config.memory import MemoryConfig
 from api.advice import NOT_NUMA_BOUND, KnobRequest, MemoryCondition, MemoryPressure
-from api.knobs import Knob, Reason
+from api.knobs import Knob, Reason, ReasonInputs
 from api.qos import QoSLevel
 from api.quantity import format_bytes, format_count
 from api.snapshot import CgroupSample
@@ -103,7 +103,6 @@ def reap_cache(
 
 
 def _idle_reason(config: MemoryConfig, conditions: Mapping[int, MemoryCondition]) -> Reason:
-    """The reason why no cache is dropped."""
     unknown = [
         condition.reason for _, condition in sorted(conditions.items()) if condition.state is MemoryPressure.UNKNOWN
     ]
@@ -158,7 +157,6 @@ def _cache_candidates(
 def _select_containers(
     candidates: Mapping[str, _CacheCandidate], place: int, target: int, minimum: float, chosen: dict[str, int]
 ) -> None:
-    """Add containers to `chosen`, largest cache first, until their cache covers the missing memory."""
     sizes = {path: candidate.cache.get(place, 0) for path, candidate in candidates.items()}
     left = target
     for path, candidate in candidates.items():
@@ -215,7 +213,7 @@ def reclaim_dying_cgroups(inputs: MemoryInputs, config: MemoryConfig, before_ns:
         left = charged - sum(measured)
         if left > noise:
             text = f"{path} has {format_bytes(left)} charged that no live child uses: reclaim it."
-            reason_inputs: dict[str, float | int | str | None] = {
+            reason_inputs: ReasonInputs = {
                 "group_bytes": charged,
                 "members_bytes": sum(measured),
             }

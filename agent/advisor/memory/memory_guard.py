@@ -23,7 +23,7 @@ from agent.advisor.memory.memory_inputs import (
 )
 from agent.config.memory import MemoryConfig
 from api.advice import KnobRequest, MemoryCondition, MemoryPressure
-from api.knobs import Knob, Reason
+from api.knobs import Knob, Reason, ReasonInputs
 from api.quantity import format_bytes
 
 _WATERMARK_SCALE = 10_000
@@ -149,9 +149,7 @@ def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: M
         return GuardResult(tuple(requests), hidden | retained, reason)
     listed = " and ".join(f"{format_bytes(size)} in {root}" for root, size in sorted(limits.items()))
     text = f"Reclaimed pods may use {listed}: their use plus what is free above the critical watermark."
-    reason_inputs: dict[str, float | int | str | None] = {
-        f"numa{numa}_spare_bytes": round(size) for numa, size in spares.items()
-    }
+    reason_inputs: ReasonInputs = {f"numa{numa}_spare_bytes": round(size) for numa, size in spares.items()}
     reason = Reason(
         rule="memory_guard", text=text, threshold=config.guard.critical_watermark_scale_factor, inputs=reason_inputs
     )

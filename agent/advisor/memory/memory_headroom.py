@@ -22,9 +22,8 @@ from agent.advisor.memory.memory_inputs import (
     used_bytes,
     watermark_scale_factor,
 )
-from agent.config.memory import MemoryConfig
-from agent.config.units import GIB
-from api.knobs import Reason
+from agent.config.memory import GIB, MemoryConfig
+from api.knobs import Reason, ReasonInputs
 from api.measurements import UNLIMITED
 from api.pod import Container, Pod
 from api.qos import QoSLevel
@@ -100,7 +99,6 @@ def _exclusive_numa_bytes(reason_inputs: MemoryInputs, pod: Pod, config: MemoryC
 
 _WATERMARK_SCALE = 10_000
 """Unit of vm.watermark_scale_factor: ten-thousandths (mm/page_alloc.c)."""
-Inputs = dict[str, float | int | str | None]
 
 
 class MemoryHeadroom(NamedTuple):
@@ -143,7 +141,7 @@ def canonical_headroom(inputs: MemoryInputs, config: MemoryConfig) -> MemoryHead
     total = node_memory_bytes(inputs.snapshot)
     allocatable = total - config.reserve_bytes(total)
     need = estimate_memory_need(inputs, config)
-    reason_inputs: Inputs = {
+    reason_inputs: ReasonInputs = {
         "total_bytes": total,
         "allocatable_bytes": allocatable,
         "need_bytes": round(need.bytes),
@@ -170,7 +168,7 @@ def canonical_headroom(inputs: MemoryInputs, config: MemoryConfig) -> MemoryHead
     return MemoryHeadroom(size, by_numa, reason, need.assumed)
 
 
-def _free_buffer(inputs: MemoryInputs, config: MemoryConfig, need: MemoryNeed, reason_inputs: Inputs) -> float:
+def _free_buffer(inputs: MemoryInputs, config: MemoryConfig, need: MemoryNeed, reason_inputs: ReasonInputs) -> float:
     """Headroom from memory that is free although it is estimated to be needed. Raises InputMissing."""
     snapshot, util = inputs.snapshot, config.util_based
     total, free = node_memory_bytes(snapshot), node_meminfo(snapshot, "MemFree")
@@ -235,7 +233,7 @@ def numa_aware_headroom(inputs: MemoryInputs, config: MemoryConfig) -> MemoryHea
         f" and reclaimed pods request {format_bytes(requested)}:"
         f" memory headroom is {format_bytes(size)}."
     )
-    reason_inputs: Inputs = {
+    reason_inputs: ReasonInputs = {
         "reclaimable_bytes": round(reclaimable),
         "watermark_bytes": round(watermark),
         "reserve_bytes": round(reserve),
@@ -249,7 +247,6 @@ def numa_aware_headroom(inputs: MemoryInputs, config: MemoryConfig) -> MemoryHea
 
 
 def _online_requests(reason_inputs: MemoryInputs) -> int:
-    """Requests of pods that are not reclaimed, without exclusive pods whose nodes are excluded."""
     return sum(
         container.memory_request_bytes or 0
         for pod in reason_inputs.snapshot.pods

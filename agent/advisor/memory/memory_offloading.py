@@ -26,7 +26,7 @@ from agent.advisor.memory.memory_inputs import (
 )
 from agent.config.memory import MemoryConfig, OffloadingConfig, OffloadingLayerConfig
 from api.advice import KnobRequest
-from api.knobs import Knob, Reason
+from api.knobs import Knob, Reason, ReasonInputs
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.quantity import format_bytes
@@ -343,7 +343,7 @@ def _advance_cgroup(
         )
     if settings.max_reclaim_bytes is not None:
         requested = min(requested, settings.max_reclaim_bytes)
-    observed: dict[str, float | int | str | None] = {
+    observed: ReasonInputs = {
         "usage_bytes": usage,
         "law_bytes": round(target),
         "asked_bytes": round(requested),

@@ -10,6 +10,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.provision.regions import NumaCapacity, RegionBounds
 from agent.config.advisor import AdvisorConfig
@@ -231,7 +232,6 @@ def _own_overlap(group: NumaGroup, overlap: Mapping[str, int]) -> dict[str, int]
 def _unbound_sizes(
     requests: Sequence[RegionRequest], granted: Mapping[str, int], reclaimable_cpus: Mapping[str, int]
 ) -> list[PoolSize]:
-    """Unbound pools of a node on which every NUMA node has bound pools."""
     unbound = [request.region for request in requests if not request.region.bound]
     sizes = [PoolSize(pool=region.pool, cpus=granted[region.name]) for region in unbound]
     overlap = {region.pool: reclaimable_cpus[region.name] for region in unbound if reclaimable_cpus[region.name]}
@@ -274,7 +274,7 @@ def _place_unbound(unbound: Sequence[RegionRequest], bound: dict[int, list[Regio
     }
     for request in unbound:
         left: RegionRequest | None = (
-            request if shared else msgspec.structs.replace(request, requirement=1, requested=1, upper=1, lower=1)
+            request if shared else replace(request, requirement=1, requested=1, upper=1, lower=1)
         )
         while left is not None:
             numa = max(room, key=lambda numa: (room[numa], -numa))
@@ -301,8 +301,8 @@ def _split_request(original: RegionRequest, cpus: int) -> tuple[RegionRequest, R
     requirement, part_requested = (
         min(max(round(size * cpus / need), 1), max(size - 1, 1)) for size in (original.requirement, original.requested)
     )
-    part = msgspec.structs.replace(original, requirement=requirement, requested=part_requested)
-    rest = msgspec.structs.replace(
+    part = replace(original, requirement=requirement, requested=part_requested)
+    rest = replace(
         original,
         requirement=max(original.requirement - requirement, 1),
         requested=max(original.requested - part_requested, 1),
@@ -319,7 +319,6 @@ def _of_kind(requests: Iterable[RegionRequest], kind: RegionKind) -> list[Region
 
 
 def _regulate_pools(requests: Sequence[RegionRequest], room: int, mode: SharingMode) -> PoolRegulation:
-    """Sizes of share, isolation and dedicated pools within `room`."""
     share, dedicated = _of_kind(requests, RegionKind.SHARE), _of_kind(requests, RegionKind.DEDICATED)
     isolated = _of_kind(requests, RegionKind.ISOLATION)
     requested = max(sum(request.requested for request in share), sum(request.requirement for request in share))

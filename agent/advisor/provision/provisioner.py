@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState, ProvisionInputs, ProvisionState, RegionState
 from agent.advisor.cpu_estimate import estimate_pod_cores, numa_share
-from agent.advisor.headroom.headroom_policies import ProfileScore, RegionNeed, region_headroom
+from agent.advisor.headroom.headroom_policies import RegionNeed, region_headroom
 from agent.advisor.pod_usage import reclaimed_cpu_by_numa
 from agent.advisor.provision.load_isolation import fits_numa_nodes, isolate_pods
 from agent.advisor.provision.pool_sizes import (
@@ -61,7 +62,7 @@ from api.advice import (
     RegionAdvice,
     RegionKind,
 )
-from api.knobs import Reason
+from api.knobs import Reason, ReasonInputs
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.quantity import format_count
@@ -98,7 +99,7 @@ def build_provision_inputs(
             if (sample := snapshot.cgroups.get(path)) is not None and sample.threads_by_state is not None
         },
         pods_without_own_pool=state.refused,
-        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.reclaimable),
+        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.lends),
     )
 
 
@@ -243,10 +244,6 @@ def previous_requirement(region: Region, request: float, context: ProvisionConte
     return len(pools[region.pool]) if region.pool in pools else None
 
 
-FULL_SCORE = ProfileScore(value=100.0)
-"""Score of a service whose profile reports no problem, as in Katalyst."""
-
-
 class RegionEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Evaluation of one region before pools are sized."""
 
@@ -271,7 +268,7 @@ def explain_region(evaluation: RegionEvaluation, assembled: PoolAssembly, note: 
     controls = dict(evaluation.proposal.controls)
     if evaluation.regulated is not None and controls:
         controls[ControlKnob.REQUIREMENT] = float(evaluation.regulated.cpus)
-    inputs: dict[str, float | int | str | None] = {
+    inputs: ReasonInputs = {
         "cpus": assembled.granted[region.name],
         "lent_cpus": assembled.reclaimable_cpus[region.name],
         "request_cpus": evaluation.request.requested,
@@ -319,10 +316,9 @@ def add_region_headroom(advice: RegionAdvice, evaluation: RegionEvaluation, advi
         reserved_for_allocate_cores=limits.reserved_for_allocate,
         reserved_for_reclaim_cores=limits.reserved_for_reclaim,
         reclaimable=evaluation.region.reclaimable,
-        score=FULL_SCORE,
     )
     cores, reason = region_headroom(need, policies[evaluation.region.kind])
-    return msgspec.structs.replace(advice, headroom_cores=cores, headroom_reason=reason)
+    return replace(advice, headroom_cores=cores, headroom_reason=reason)
 
 
 def _region_rule(evaluation: RegionEvaluation) -> str:
@@ -451,10 +447,10 @@ def _evaluate_region(
     inputs = build_region_inputs(member, limits, need, before, context)
     proposal, skipped = _propose_controls(inputs, context)
     if inputs.target_reason is not None:
-        proposal = msgspec.structs.replace(proposal, inputs={**proposal.inputs, **inputs.target_reason.inputs})
+        proposal = replace(proposal, inputs={**proposal.inputs, **inputs.target_reason.inputs})
         skipped = (*skipped, inputs.target_reason.text.rstrip("."))
     if not proposal.controls:
-        region = msgspec.structs.replace(region, reclaimable=False)
+        region = replace(region, reclaimable=False)
     if region.kind is RegionKind.SHARE and not region.reclaimable and _lacks_requests(member):
         request = max(request, need)  # pods without requests would have no CPU
     regulated = regulate_requirement(
@@ -517,7 +513,7 @@ def _apply_restriction(proposal: RegionProposal, reference: PolicyAnswer) -> Reg
     other = None if isinstance(reference, str) else reference.controls.get(ControlKnob.RECLAIM_QUOTA)
     if isinstance(reference, str) or own is None or other is None or own <= other:
         return proposal
-    return msgspec.structs.replace(
+    return replace(
         proposal,
         controls={**proposal.controls, ControlKnob.RECLAIM_QUOTA: other},
         text=f"{proposal.text}; {reference.policy} allows {other:.2f} cores",

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import LatencyPrediction, LatencyPredictions, ProvisionInputs, RequestWindow
 from agent.advisor.provision.regions import RegionMembers
@@ -58,7 +58,7 @@ def adjust_targets(
     mean = sum(values) / len(values)
     offset, why = _slot_offset(mean, config, minute_of_day % _MINUTES_PER_DAY)
     moved = tuple(
-        msgspec.structs.replace(signal, target=_adjusted_target(signal.target, offset, config))
+        replace(signal, target=_adjusted_target(signal.target, offset, config))
         if signal.name == CPU_USAGE_RATIO
         else signal
         for signal in same
@@ -265,7 +265,6 @@ class ProvisionIndicators:
         )
 
     def _cpi(self, member: RegionMembers) -> float | None:
-        """Mean cycles per instruction of the main containers."""
         before, now = self._inputs.previous, self._inputs.snapshot
         if before is None or self._inputs.change is None:
             return None

@@ -15,7 +15,7 @@ from agent.advisor.advisor_state import IndicatorController, RegionState
 from agent.advisor.provision.regions import RegionBounds
 from agent.config.advisor import AdvisorConfig, RamaGains
 from api.advice import ControlKnob, IndicatorState, Region
-from api.knobs import Reason
+from api.knobs import Reason, ReasonInputs
 
 
 class RegionInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ def update_controller(
 
 
 def _signal_inputs(signals: list[IndicatorState], dominant: str, knob: float) -> Mapping[str, float | int | str | None]:
-    result: dict[str, float | int | str | None] = {"dominant": dominant, "knob_cores": round(knob, 3)}
+    result: ReasonInputs = {"dominant": dominant, "knob_cores": round(knob, 3)}
     for signal in signals:
         result[signal.name] = round(signal.current, 4)
         result[f"{signal.name}_target"] = round(signal.target, 4)

@@ -11,6 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.config.advisor import AdvisorConfig, ProvisionConfig
 from api.advice import Region, RegionKind
@@ -99,7 +100,7 @@ def build_regions(
     result = []
     for name, region in regions.items():
         region_pods = tuple(members[name])
-        complete = msgspec.structs.replace(
+        complete = replace(
             region,
             numa_nodes=region.numa_nodes or free,
             containers=tuple(container.cgroup for pod in region_pods for container in pod.containers),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import exp, sqrt
 
-import msgspec
+from msgspec.structs import replace
 
 from agent.config.config import AgentConfig
 from agent.offline.replay import CycleFacts, PolicyOutcome, PolicyReplay, evaluate_outcome, measure_cycle
@@ -210,7 +210,7 @@ def run_simulation(
         if before is not None and change is not None:
             fact = measure_cycle(before, cycle, change, 0)
             predicted = evaluate_outcome(fact, advice, changes, replay.victims)
-            outcome = msgspec.structs.replace(
+            outcome = replace(
                 predicted,
                 batch_cores=fact.batch_cores,
                 interference_cores=fact.interference_cores,

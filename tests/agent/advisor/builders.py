@@ -31,7 +31,7 @@ def pod(name: str, qos: QoSLevel, *, request: float | None = None, limit: float 
 
 
 def waits(counts: Mapping[int, int]) -> RunqLatency:
-    """Cumulative waits: so many of so many microseconds."""
+    """Return cumulative waits: counts by microseconds."""
     slots = [0] * SLOT_COUNT
     for wait_us, count in counts.items():
         slots[slot_of(wait_us * 1000)] += count
@@ -50,7 +50,7 @@ def snapshot(
     ids: Mapping[str, int] | None = None,
     idle_cpus: bool = True,
 ) -> Snapshot:
-    """A snapshot taken at `at_s`; `usage_s` is cumulative CPU seconds by pod name, `wait` cumulative waits."""
+    """Return a snapshot taken at `at_s`; `usage_s` is cumulative CPU seconds by pod name, `wait` cumulative waits."""
     nodes = topology(cpus) if isinstance(cpus, int) else cpus
     idle = round(at_s * S) if idle_cpus else 0
     times = CpuTimes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState, ContainerDemand
 from agent.advisor.cpu_estimate import estimate_container_cores
@@ -131,7 +132,7 @@ def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
     for at in range(30):
         current = snapshot(at, [web], cpus=16, usage_s={"web": 8.0 * at})
         if at == 20:
-            current = msgspec.structs.replace(current, cgroups={})
+            current = replace(current, cgroups={})
         result, state = evaluate_policy(current, AgentConfig(advisor=config), state, current.taken_at_ns)
         assert result.advice is not None
         sizes.append(next(len(pool.cpus) for pool in result.advice.pools if pool.name == "share"))
@@ -143,7 +144,7 @@ def test_a_listed_container_without_cgroup_needs_nothing_after_half_a_minute() -
     memory, need = AdvisorState(), {}
     for at in range(45):
         current = snapshot(at, [web] if at < 10 else [], cpus=16, usage_s={"web": 2.0 * at})
-        current = msgspec.structs.replace(current, pods=(web,))
+        current = replace(current, pods=(web,))
         advice, memory = advise_cpu(current, CONFIG, memory, current.taken_at_ns)
         assert advice is not None
         need[at] = advice.requirement_cores
@@ -166,14 +167,14 @@ def test_policy_none_advises_nothing() -> None:
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
 def test_an_unreadable_tree_keeps_demand_and_stops_growth(policy: str) -> None:
-    """48 CPUs, 16 in use: 20 are needed and 4 kept for bursts. From 20 s on nothing can be read, and a pod comes."""
+    """48 CPUs, 16 in use: the need is 20, plus 4 for bursts. From 20 s on nothing can be read, and a pod is added."""
     config = msgspec.convert({"policy": policy, "headroom": {"policy": "estimate"}}, AdvisorConfig)
     web, new = pod("web", QoSLevel.SHARED, request=16), pod("new", QoSLevel.SHARED, request=3)
     state, need, headroom, reclaimable = PolicyState(), [], [], []
     for at in range(140):
         current = snapshot(at, [web], cpus=48, usage_s={"web": 16.0 * at}, wait={"web": waits({10: 1000 * at})})
         if at >= 20:
-            current = msgspec.structs.replace(current, cgroups={}, pods=(web,) if at < 130 else (web, new))
+            current = replace(current, cgroups={}, pods=(web,) if at < 130 else (web, new))
         result, state = evaluate_policy(current, AgentConfig(advisor=config), state, current.taken_at_ns)
         assert result.advice is not None
         need.append(result.advice.requirement_cores)

@@ -1,4 +1,4 @@
-"""A whole round, from snapshot to decisions, over random machines, pods and loads: what holds whatever is configured."""
+"""Whole cycles, from snapshot to decisions, on random machines, pods and loads: invariants of any configuration."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.advisor import AdvisorConfig
@@ -32,7 +33,7 @@ KNOBS = frozenset(knob for knob in KNOB_SPECS if (knob, "v2") not in UNSUPPORTED
 
 @st.composite
 def configs(draw: st.DrawFn) -> AgentConfig:
-    """Every policy and every way to lend, with reserves that fit and that do not."""
+    """Every policy and sharing mode, with reserves that fit and that do not."""
     advisor = {
         "policy": draw(st.sampled_from(["canonical", "latency"])),
         "enableReclaim": draw(st.integers(0, 4)) > 0,
@@ -53,7 +54,7 @@ def rounds(
     cores: Mapping[str, float],
     down: Sequence[frozenset[str]] = (frozenset(),) * ROUNDS,
 ) -> list[tuple[Snapshot, PolicyResult, tuple[Decision, ...]]]:
-    """What comes of steady use of so many cores by pod; the first container of those `down` in a round does not run."""
+    """What comes of steady use of so many cores by pod; the first container of those `down` in a cycle does not run."""
     state, result = PolicyState(), []
     for second in range(ROUNDS):
         current = snapshot(
@@ -67,15 +68,15 @@ def rounds(
             (
                 current,
                 policy_result,
-                compose_decisions(policy_result, current, dict.fromkeys(managed_cgroups(current.pods), KNOBS)),
+                policy_result.decisions(current, dict.fromkeys(managed_cgroups(current.pods), KNOBS)),
             )
         )
     return result
 
 
 def without_first(pod: Pod) -> Pod:
-    waiting = tuple(msgspec.structs.replace(item, cgroup="") for item in pod.containers[:1])
-    return msgspec.structs.replace(pod, containers=pod.containers[1:], waiting=waiting)
+    waiting = tuple(replace(item, cgroup="") for item in pod.containers[:1])
+    return replace(pod, containers=pod.containers[1:], waiting=waiting)
 
 
 def check(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
@@ -27,17 +27,17 @@ def settings(text: str) -> AgentConfig:
 
 
 def confined(current: Snapshot, lists: Mapping[str, str | None]) -> Snapshot:
-    """The same with these CPU lists in force, by cgroup; cgroups that are not there are made."""
+    """Return the snapshot with these effective CPU lists by cgroup; missing cgroups are added."""
     cgroups = dict(current.cgroups)
     for path, cpus in lists.items():
         sample = cgroups.get(path, CgroupSample(path=path, id=50 + len(cgroups)))
-        cgroups[path] = msgspec.structs.replace(sample, limits=CgroupLimits(cpus=cpus))
-    return msgspec.structs.replace(current, cgroups=cgroups)
+        cgroups[path] = replace(sample, limits=CgroupLimits(cpus=cpus))
+    return replace(current, cgroups=cgroups)
 
 
 def cpusets(current: Snapshot, result: PolicyResult) -> dict[str, str]:
     knobs = dict.fromkeys(managed_cgroups(current.pods), frozenset(Knob))
-    return {d.cgroup: d.value for d in compose_decisions(result, current, knobs) if d.knob is Knob.CPUSET}
+    return {d.cgroup: d.value for d in result.decisions(current, knobs) if d.knob is Knob.CPUSET}
 
 
 CANONICAL = "advisor: {policy: canonical}"
@@ -45,7 +45,7 @@ DB, BATCH, WEB = pod("db", QoSLevel.DEDICATED, request=2.0), pod("b", QoSLevel.R
 
 
 def test_suppressed_pods_get_no_exclusive_cpus() -> None:
-    """8 x 65 % without load is 6 CPUs; 0 and 1 serve interrupts, 2 is the system's, and two are db's by its own cpuset."""
+    """8 x 65 % without load is 6 CPUs; 0 and 1 serve interrupts, 2 is reserved for the system, and two are exclusive to db."""
     config = settings(
         "advisor: {policy: none}\n"
         "placing: {interruptCpuList: '0-1', reservedCpuList: '2'}\n"
@@ -54,9 +54,7 @@ def test_suppressed_pods_get_no_exclusive_cpus() -> None:
     state, result = PolicyState(), dict[str, str]()
     for second in range(6):
         current = confined(snapshot(second, [DB, BATCH], cpus=8, usage_s={"db": 0.0, "b": 0.0}), {"/db": "3-4"})
-        current = msgspec.structs.replace(
-            current, node=msgspec.structs.replace(current.node, cpu=current.node.per_cpu[0])
-        )
+        current = replace(current, node=replace(current.node, cpu=current.node.per_cpu[0]))
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         result = cpusets(current, policy_result)
     assert result == {"/b": "5-7"}
@@ -83,10 +81,10 @@ def test_a_dedicated_pod_without_its_own_cpus_counts_in_the_pool_where_it_runs()
 
 
 def test_pods_on_the_cpus_of_an_exclusive_pod_avoid_its_reclaimable_ones() -> None:
-    """One NUMA node of 20 CPUs is the first pod's alone; the second has nowhere else, and a quarter is reclaimed pods'. Where
-    priority keeps them apart, none of it is taken from online pods."""
+    """The first pod is exclusive on the only NUMA node of 20 CPUs; the second runs there too, and a quarter is
+    reclaimable. With sharing by priority, online pods keep all CPUs."""
     enhancements = Enhancements(numa_binding=True, numa_exclusive=True)
-    alone = msgspec.structs.replace(pod("db", QoSLevel.DEDICATED), enhancements=enhancements)
+    alone = replace(pod("db", QoSLevel.DEDICATED), enhancements=enhancements)
     state = PolicyState()
     for second in range(3):
         current = snapshot(second, [alone, WEB, BATCH], cpus=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
@@ -105,8 +103,8 @@ def test_pods_on_the_cpus_of_an_exclusive_pod_avoid_its_reclaimable_ones() -> No
 
 
 def test_a_refused_binding_leaves_no_pool_where_the_pod_is_not() -> None:
-    """12 CPUs fit on neither node of 8: db runs with the others, and nothing is set aside on the node that it names."""
-    asks = msgspec.structs.replace(
+    """12 CPUs fit on neither NUMA node of 8: db runs with the others, and nothing is reserved on the node of its binding."""
+    asks = replace(
         pod("db", QoSLevel.DEDICATED, request=12.0), enhancements=Enhancements(numa_binding=True), bound_numa=(0,)
     )
     state = PolicyState()
@@ -134,7 +132,7 @@ ROOT = "/offline"
     ],
 )
 def test_a_reclaim_root_with_only_reclaimed_pods_is_idle(neighbour: str, threads: int | None, idle: bool) -> None:
-    batch = msgspec.structs.replace(BATCH, containers=(Container(name="b", cgroup=f"{ROOT}/b/c"),))
+    batch = replace(BATCH, containers=(Container(name="b", cgroup=f"{ROOT}/b/c"),))
     current = snapshot(0, [batch, WEB])
     paths = {
         ROOT: 3,
@@ -144,12 +142,12 @@ def test_a_reclaim_root_with_only_reclaimed_pods_is_idle(neighbour: str, threads
         neighbour: threads,
     }
     groups = {path: CgroupSample(path=path, id=50 + i, threads=n) for i, (path, n) in enumerate(paths.items())}
-    current = msgspec.structs.replace(current, cgroups={**current.cgroups, **groups})
+    current = replace(current, cgroups={**current.cgroups, **groups})
     config = settings(f"memory: {{reclaimRoot: {ROOT}}}")
     policy_result, _ = evaluate_policy(current, config, PolicyState(), current.taken_at_ns)
     for knob, value in ((Knob.IDLE, "1"), (Knob.WEIGHT, "1")):
         had = dict.fromkeys(managed_cgroups(current.pods), frozenset({knob}))
-        result = {d.cgroup: d.value for d in compose_decisions(policy_result, current, had) if d.knob is knob}
+        result = {d.cgroup: d.value for d in policy_result.decisions(current, had) if d.knob is knob}
         assert (result.get(ROOT) == value) == idle
         assert result[f"{ROOT}/b/c"] == value
 
@@ -158,20 +156,18 @@ def test_a_reclaim_root_with_only_reclaimed_pods_is_idle(neighbour: str, threads
     "root", ["/kubepods/besteffort", "/kubepods.slice/kubepods-besteffort.slice", "/k-kubepods.slice"]
 )
 def test_cgroups_whose_shares_the_kubelet_writes_are_never_idle(root: str) -> None:
-    """The kernel would refuse them, and a kubelet that is refused does not start."""
-    batch = msgspec.structs.replace(BATCH, containers=(Container(name="b", cgroup=f"{root}/b/c"),))
+    """The kernel would reject the shares of an idle cgroup, and the kubelet would not start."""
+    batch = replace(BATCH, containers=(Container(name="b", cgroup=f"{root}/b/c"),))
     current = snapshot(0, [batch, WEB])
     groups = {
         path: CgroupSample(path=path, id=50 + i, threads=2) for i, path in enumerate((root, f"{root}/b", f"{root}/b/c"))
     }
-    current = msgspec.structs.replace(current, cgroups={**current.cgroups, **groups})
+    current = replace(current, cgroups={**current.cgroups, **groups})
     policy_result, _ = evaluate_policy(
         current, settings(f"memory: {{reclaimRoot: {root}}}"), PolicyState(), current.taken_at_ns
     )
     knobs = dict.fromkeys(groups, frozenset({Knob.IDLE, Knob.WEIGHT}))
-    result = {
-        d.cgroup: d.knob for d in compose_decisions(policy_result, current, knobs) if d.knob in (Knob.IDLE, Knob.WEIGHT)
-    }
+    result = {d.cgroup: d.knob for d in policy_result.decisions(current, knobs) if d.knob in (Knob.IDLE, Knob.WEIGHT)}
     assert result == {f"{root}/b/c": Knob.IDLE}
 
 
@@ -188,7 +184,7 @@ def test_a_refused_pod_is_not_isolated() -> None:
             second, [db, *webs, BATCH], cpus=32, usage_s={p.name: 0.5 * second for p in (db, *webs, BATCH)}
         )
         busy = {
-            path: msgspec.structs.replace(
+            path: replace(
                 item,
                 threads_by_state=ThreadStates(
                     runnable=9 if path == "/db" else 0, uninterruptible=0, iowait=None, sleeping=0
@@ -196,9 +192,7 @@ def test_a_refused_pod_is_not_isolated() -> None:
             )
             for path, item in current.cgroups.items()
         }
-        result, state = evaluate_policy(
-            msgspec.structs.replace(current, cgroups=busy), config, state, current.taken_at_ns
-        )
+        result, state = evaluate_policy(replace(current, cgroups=busy), config, state, current.taken_at_ns)
     assert result.advice is not None
     assert {pool.name for pool in result.advice.pools} == {"share", "reclaim"}
 
@@ -207,7 +201,7 @@ POD_PATHS = ("/kubepods", "/kubepods/burstable/web", "/kubepods/besteffort/b")
 
 
 def node_below(second: int, kubepods: str | None, cpus: int = 48) -> Snapshot:
-    """48 CPUs of which /kubepods has these; web asks for 8 CPUs and uses 4, batch as much as it gets."""
+    """Return a node of 48 CPUs of which /kubepods has these; web requests 8 CPUs and uses 4, batch uses all it gets."""
     pods = [
         Pod(uid=name, namespace="default", name=name, qos=qos, containers=(Container(name=name, cgroup=path, **asks),))
         for name, qos, path, asks in (
@@ -220,7 +214,7 @@ def node_below(second: int, kubepods: str | None, cpus: int = 48) -> Snapshot:
         path: CgroupSample(path=path, id=number, cpu_usage_ns=second * used * S)
         for number, (path, used) in enumerate(zip(POD_PATHS, (14, 4, 10), strict=True), 2)
     }
-    return confined(msgspec.structs.replace(current, cgroups={**current.cgroups, **cgroups}), {"/kubepods": kubepods})
+    return confined(replace(current, cgroups={**current.cgroups, **cgroups}), {"/kubepods": kubepods})
 
 
 def run_cycles(kubepods: Iterable[str | None], text: str) -> list[tuple[Snapshot, PolicyResult]]:
@@ -255,9 +249,9 @@ def test_cpus_outside_of_the_allowed_set_are_not_assigned(policy: str) -> None:
 
 
 def test_a_change_of_the_allowed_cpus_is_followed_in_both_directions() -> None:
-    rounds = run_cycles(["0-47", "0-47", "4-11", "4-11", "0-47"], CANONICAL)
+    cycles = run_cycles(["0-47", "0-47", "4-11", "4-11", "0-47"], CANONICAL)
     sizes = []
-    for _, result in rounds:
+    for _, result in cycles:
         assert result.advice is not None
         cpus = [cpu for pool in result.advice.pools for cpu in pool.cpus]
         assert len(cpus) == len(set(cpus))
@@ -297,6 +291,6 @@ def test_source_of_the_allowed_cpus(
 
 def test_an_unreadable_parent_is_skipped_for_the_next_one() -> None:
     current = node_below(0, "0-5")
-    alone = msgspec.structs.replace(current, pods=current.pods[:1])
+    alone = replace(current, pods=current.pods[:1])
     assert allowed_cpus_of(alone, None) == AllowedCpus(cgroup="/kubepods", cpus=tuple(range(6)))
-    assert allowed_cpus_of(msgspec.structs.replace(current, pods=()), None) is None
+    assert allowed_cpus_of(replace(current, pods=()), None) is None

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.headroom.headroom_reporter import ReporterState
@@ -49,7 +50,7 @@ def build_snapshot(
     used: Mapping[str, float],
     busy: float | Mapping[int, float] = 0.0,
 ) -> Snapshot:
-    """A moment of a life in which pods always used so many cores, and CPUs were always so busy."""
+    """Return a snapshot in which pods have always used these cores and CPUs have always been this busy."""
     built = snapshot(at_s, pods, cpus=node, usage_s={name: cores * at_s for name, cores in used.items()})
     ratios = {cpu: busy.get(cpu, 0.0) if isinstance(busy, Mapping) else busy for cpu in node.ids}
     total = sum(ratios.values())
@@ -58,7 +59,7 @@ def build_snapshot(
         iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0,
     )  # fmt: skip
     sample = NodeSample(per_cpu={cpu: times(ratio, at_s) for cpu, ratio in ratios.items()}, cpu=cpu)
-    return msgspec.structs.replace(built, node=sample)
+    return replace(built, node=sample)
 
 
 def canonical(**headroom: Any) -> AgentConfig:
@@ -95,14 +96,12 @@ def util(**fields: Any) -> dict[str, Any]:
 def test_the_reclaim_pool_by_its_utilisation(
     busy: float, used: float, last: float, headroom: dict[str, Any], expected: float
 ) -> None:
-    """96 CPUs on two NUMA nodes, of which the first ten are the reclaim pool; so much is advertised on NUMA node 0."""
+    """96 CPUs on two NUMA nodes; the first ten are the reclaim pool, and this headroom is reported on NUMA node 0."""
     config, pods = canonical(**headroom), [pod("batch", QoSLevel.RECLAIMED)]
     ratios = dict.fromkeys(range(10), busy)
     _, state = evaluate_policy(build_snapshot(1, pods, TWO, {"batch": used}, ratios), config, PolicyState(), S)
-    assigned = msgspec.structs.replace(
-        state.advisor, pools={"reclaim": tuple(range(10))}, reported_by_numa={0: last, 1: 0.0}
-    )
-    state = msgspec.structs.replace(state, advisor=assigned)
+    assigned = replace(state.advisor, pools={"reclaim": tuple(range(10))}, reported_by_numa={0: last, 1: 0.0})
+    state = replace(state, advisor=assigned)
     policy_result, _ = evaluate_policy(build_snapshot(2, pods, TWO, {"batch": used}, ratios), config, state, 2 * S)
     result = headroom_of(policy_result)
     assert result.cores == pytest.approx(expected)
@@ -112,7 +111,7 @@ def test_the_reclaim_pool_by_its_utilisation(
 def play(
     shots: Sequence[Snapshot], config: AgentConfig, state: PolicyState | None = None
 ) -> tuple[PolicyResult, PolicyState]:
-    """The last of these rounds."""
+    """Return the last of these cycles."""
     result, state = PolicyResult(), state or PolicyState()
     for shot in shots:
         result, state = evaluate_policy(shot, config, state, shot.taken_at_ns)
@@ -120,7 +119,7 @@ def play(
 
 
 def bound_to(owner: Pod, *numa: int, **wants: Any) -> Pod:
-    return msgspec.structs.replace(owner, enhancements=Enhancements(numa_binding=True, **wants), bound_numa=numa)
+    return replace(owner, enhancements=Enhancements(numa_binding=True, **wants), bound_numa=numa)
 
 
 def test_headroom_of_an_exclusive_numa_node() -> None:
@@ -191,13 +190,11 @@ def test_no_headroom_on_the_socket_of_an_unreclaimable_share_pool(policy: Any, h
 
 
 def with_space(shot: Snapshot, total: int = 200, busy: int = 50, anon: Mapping[str, int] | None = None) -> Snapshot:
-    """The same with so many GiB of memory, half on each of two NUMA nodes; `anon` are those of pods."""
+    """Return the snapshot with this memory in GiB, half on each of two NUMA nodes; `anon` is that of pods."""
     numa = {n: NumaNode(meminfo={"MemTotal": total // 2 * GIB}) for n in (0, 1)}
-    node = msgspec.structs.replace(
-        shot.node, memory_total_bytes=total * GIB, memory_available_bytes=(total - busy) * GIB, numa=numa
-    )
+    node = replace(shot.node, memory_total_bytes=total * GIB, memory_available_bytes=(total - busy) * GIB, numa=numa)
     cgroups = {
-        path: msgspec.structs.replace(
+        path: replace(
             sample,
             memory_stat={
                 "inactive_anon": (anon or {}).get(path[1:], 0) * GIB,
@@ -207,21 +204,21 @@ def with_space(shot: Snapshot, total: int = 200, busy: int = 50, anon: Mapping[s
         )
         for path, sample in shot.cgroups.items()
     }
-    return msgspec.structs.replace(shot, node=node, cgroups=cgroups)
+    return replace(shot, node=node, cgroups=cgroups)
 
 
 def koordinator(at_s: float, spent_s: float) -> Snapshot:
-    """100 CPUs of which the system uses 10, and a prod pod has used so many seconds so far; 200 GiB, of which the pod has 30
-    and the system 20."""
+    """Return 100 CPUs of which the system uses 10 and a prod pod has used these seconds; 200 GiB, 30 by the pod and 20 by
+    the system."""
     shot = snapshot(
         at_s, [pod("web", QoSLevel.SHARED, request=80)], cpus=topology(100, numa=2), usage_s={"web": spent_s}
     )
     busy = spent_s + 10 * at_s
-    cpu = msgspec.structs.replace(times(0, 0), user_ns=round(busy * S), idle_ns=round((100 * at_s - busy) * S))
-    return with_space(msgspec.structs.replace(shot, node=msgspec.structs.replace(shot.node, cpu=cpu)), anon={"web": 30})
+    cpu = replace(times(0, 0), user_ns=round(busy * S), idle_ns=round((100 * at_s - busy) * S))
+    return with_space(replace(shot, node=replace(shot.node, cpu=cpu)), anon={"web": 30})
 
 
-@pytest.mark.parametrize("lending", ["canonical", "latency"])
+@pytest.mark.parametrize("allowance", ["canonical", "latency"])
 @pytest.mark.parametrize(
     ("headroom", "cores", "gib"),
     [
@@ -248,8 +245,8 @@ def koordinator(at_s: float, spent_s: float) -> Snapshot:
         ),
     ],
 )
-def test_koordinators_sums_by_settings(lending: Any, headroom: HeadroomConfig, cores: float, gib: float) -> None:
-    config = AgentConfig(advisor=AdvisorConfig(policy=lending, ramp_up_s=0, headroom=headroom))
+def test_koordinators_sums_by_settings(allowance: Any, headroom: HeadroomConfig, cores: float, gib: float) -> None:
+    config = AgentConfig(advisor=AdvisorConfig(policy=allowance, ramp_up_s=0, headroom=headroom))
     result = headroom_of(play([koordinator(at, 20.0 * at) for at in (1, 2)], config)[0])
     assert result.cores == pytest.approx(cores)
     assert result.cores_by_numa == {0: pytest.approx(cores / 2), 1: pytest.approx(cores / 2)}
@@ -263,23 +260,23 @@ def test_koordinators_sums_by_settings(lending: Any, headroom: HeadroomConfig, c
 
 
 def story(changes: Sequence[float], config: AgentConfig, every_s: int = 30) -> list[float | None]:
-    """CPU that is advertised in rounds so far apart, where the pod used so many cores before each of them."""
+    """Return the reported CPU headroom of cycles at these intervals, with this use of the pod before each of them."""
     state, reported, spent = PolicyState(), list[float | None](), 0.0
-    for turn, cores in enumerate((0.0, *changes)):
-        spent += cores * every_s * (turn > 0)
-        result, state = evaluate_policy(koordinator(turn * every_s, spent), config, state, turn * every_s * S + S)
+    for context, cores in enumerate((0.0, *changes)):
+        spent += cores * every_s * (context > 0)
+        result, state = evaluate_policy(koordinator(context * every_s, spent), config, state, context * every_s * S + S)
         reported.append(advertised(result).cores)
     return reported
 
 
-@pytest.mark.parametrize("lending", ["canonical", "latency"])
-def test_reported_headroom_follows_a_window_in_steps(lending: Any) -> None:
+@pytest.mark.parametrize("allowance", ["canonical", "latency"])
+def test_reported_headroom_follows_a_window_in_steps(allowance: Any) -> None:
     """Batch is 50 less what the pod uses. Samples are 30 s apart, and four make a window."""
-    config = AgentConfig(advisor=AdvisorConfig(policy=lending, headroom=HeadroomConfig(policy="koordinator-batch")))
-    # nothing is known in the first round; then the window fills
+    config = AgentConfig(advisor=AdvisorConfig(policy=allowance, headroom=HeadroomConfig(policy="koordinator-batch")))
+    # nothing is known in the first cycle; then the window fills
     assert story([20, 20, 20, 20], config) == [None, None, None, None, 30]
     settled = [20.0] * 4
-    # means 30.25, 30.5: the first is within 0.3 of what is advertised
+    # means 30.25, 30.5: the first is within 0.3 of what is reported
     assert story([*settled, 19, 19], config)[4:] == pytest.approx([30, 30, 30.5])
     # means 35, 40, 45, 50 in steps of 4, which go on when the mean has come to rest
     assert story([*settled, 0, 0, 0, 0, 0, 0], config)[4:] == pytest.approx([30, 34, 38, 42, 46, 50, 50])
@@ -312,7 +309,7 @@ def test_disabling_reclaim_reports_zero_at_once() -> None:
     on = AgentConfig(advisor=AdvisorConfig(headroom=HeadroomConfig(policy="koordinator-batch")))
     result, state = play([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], on)
     assert advertised(result).cores == 30
-    off = msgspec.structs.replace(on, advisor=msgspec.structs.replace(on.advisor, enable_reclaim=False))
+    off = replace(on, advisor=replace(on.advisor, enable_reclaim=False))
     result, _ = play([koordinator(151, 20.0 * 151)], off, state)
     for amounts in (headroom_of(result), advertised(result)):
         assert (amounts.cores, amounts.cores_by_numa, amounts.memory_bytes) == (0, {0: 0, 1: 0}, 0)
@@ -333,10 +330,10 @@ def test_utilisation_uses_the_reported_headroom() -> None:
 
 
 def test_a_reclaimed_pod_is_bound_only_where_headroom_is_known() -> None:
-    config = msgspec.structs.replace(canonical(), placing=CpuPlacementConfig(enable_reclaim_numa_binding=True))
-    batch = msgspec.structs.replace(pod("batch", QoSLevel.RECLAIMED), enhancements=Enhancements(numa_binding=True))
-    asks = msgspec.structs.replace(batch.containers[0], reclaimed_cpu_cores=20.0)
-    batch = msgspec.structs.replace(batch, containers=(asks,))
+    config = replace(canonical(), placing=CpuPlacementConfig(enable_reclaim_numa_binding=True))
+    batch = replace(pod("batch", QoSLevel.RECLAIMED), enhancements=Enhancements(numa_binding=True))
+    asks = replace(batch.containers[0], reclaimed_cpu_cores=20.0)
+    batch = replace(batch, containers=(asks,))
     shots = [build_snapshot(at, [batch], TWO, {"batch": 1.0}, {0: 1.0}) for at in (1, 2, 3)]
     result, state = play(shots[:1], config)
     assert result.placement is not None
@@ -370,7 +367,7 @@ def test_policy_state_survives_json() -> None:
 
 def unlisted(snapshot: Snapshot, pods: tuple[Pod, ...] = ()) -> Snapshot:
     source = ComponentHealth(name="pods", ok=False, error="the kubelet answered 403")
-    return msgspec.structs.replace(snapshot, pods=pods, sources=(source,))
+    return replace(snapshot, pods=pods, sources=(source,))
 
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])

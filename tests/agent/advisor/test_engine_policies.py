@@ -1,4 +1,4 @@
-"""Policies that settings switch on, through the whole judgement: from pods, settings and snapshots to what a round says."""
+"""Configured policies in whole cycles: from pods, settings and snapshots to decisions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.engine import PolicyState, evaluate_policy
@@ -44,11 +45,11 @@ def settings(text: str) -> AgentConfig:
 
 def profiled(name: str, qos: QoSLevel = QoSLevel.SHARED, request: float | None = None, **text: Any) -> Pod:
     built = pod(name, qos, request=request)
-    return msgspec.structs.replace(built, profile=msgspec.convert(text, ServiceProfile))
+    return replace(built, profile=msgspec.convert(text, ServiceProfile))
 
 
 def answering(second: int, slow: float, per_s: int = 100) -> RequestLatency:
-    """So many requests a second; the part that is slow takes 20 to 50 ms, the others less than 10."""
+    """Return requests per second; the slow part takes 20 to 50 ms, the others less than 10."""
     total = per_s * second
     fast = total - round(slow * total)
     return RequestLatency(
@@ -64,12 +65,12 @@ def story(
     slow: float | None = None,
     cpus: int | Topology = 48,
 ) -> list[PolicyResult]:
-    """One round a second; every pod uses one core."""
+    """Run one cycle per second; every pod uses one core."""
     state, result = PolicyState(), []
     for second in seconds:
         current = snapshot(second, pods, cpus=cpus, usage_s={each.name: float(second) for each in pods})
         if slow is not None:
-            current = msgspec.structs.replace(current, indicators={"default/web": answering(second, slow)})
+            current = replace(current, indicators={"default/web": answering(second, slow)})
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         result.append(policy_result)
     return result
@@ -119,9 +120,7 @@ def test_the_pod_furthest_above_its_target_decides_for_its_pool() -> None:
     for second in range(12):
         current = snapshot(second, pods, cpus=48, usage_s={"web": 1.0 * second, "api": 1.0 * second})
         indicators = {"default/web": answering(second, 1.0), "default/api": answering(second, 0.0)}
-        result, state = evaluate_policy(
-            msgspec.structs.replace(current, indicators=indicators), config, state, current.taken_at_ns
-        )
+        result, state = evaluate_policy(replace(current, indicators=indicators), config, state, current.taken_at_ns)
     assert result.advice is not None
     # 49.7 of 40 is 1.24 times, 9.9 of 4 is 2.5 times.
     assert result.advice.cpu.regions[0].signals[0] == IndicatorState(
@@ -135,7 +134,7 @@ def test_a_missing_request_latency_holds_the_pool() -> None:
     for second in range(80):
         current = snapshot(second, [web], cpus=48, usage_s={"web": float(second)})
         last = answering(min(second, 8), 1.0)  # the endpoint hangs after 8 s
-        current = msgspec.structs.replace(current, indicators={"default/web": last})
+        current = replace(current, indicators={"default/web": last})
         result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         sizes += share_sizes([result])
     assert 4 < sizes[-1] < 44
@@ -147,14 +146,10 @@ def test_a_pool_does_not_shrink_because_one_of_its_indicators_vanished() -> None
     state, result = PolicyState(), []
     for second in range(200):
         current = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=48, usage_s={"web": 14.0 * second})
-        times = msgspec.structs.replace(
-            current.node.per_cpu[0], user_ns=second * 3 * S // 10, idle_ns=second * 7 * S // 10
-        )
+        times = replace(current.node.per_cpu[0], user_ns=second * 3 * S // 10, idle_ns=second * 7 * S // 10)
         waited = {cpu: RunqLatency(sum_ns=second * 90_000_000, count=second * 100) for cpu in range(48)}
-        node = msgspec.structs.replace(
-            current.node, per_cpu=dict.fromkeys(range(48), times), cpu_waits=waited if second < 60 else {}
-        )
-        current = msgspec.structs.replace(current, node=node)
+        node = replace(current.node, per_cpu=dict.fromkeys(range(48), times), cpu_waits=waited if second < 60 else {})
+        current = replace(current, node=node)
         policy_result, state = evaluate_policy(current, settings(RAMA), state, current.taken_at_ns)
         result.append(policy_result)
     sizes = share_sizes(result)
@@ -178,17 +173,15 @@ placing: {enableReclaimNumaBinding: true}
 
 
 def at_use(second: float, pods: Sequence[Pod], nodes: Topology, ratio: float, **use: float) -> Snapshot:
-    """All CPUs used so much, pods as `use` says."""
+    """Return a snapshot in which all CPUs are this busy and pods use `use`."""
     current = snapshot(second, pods, cpus=nodes, usage_s={name: cores * second for name, cores in use.items()})
     busy = round(second * S * ratio)
-    times = msgspec.structs.replace(current.node.per_cpu[0], user_ns=busy, idle_ns=round(second * S) - busy)
-    return msgspec.structs.replace(
-        current, node=msgspec.structs.replace(current.node, per_cpu=dict.fromkeys(nodes.ids, times))
-    )
+    times = replace(current.node.per_cpu[0], user_ns=busy, idle_ns=round(second * S) - busy)
+    return replace(current, node=replace(current.node, per_cpu=dict.fromkeys(nodes.ids, times)))
 
 
 def bound_to(built: Pod, numa: int) -> Pod:
-    return msgspec.structs.replace(built, enhancements=Enhancements(numa_binding=True), bound_numa=(numa,))
+    return replace(built, enhancements=Enhancements(numa_binding=True), bound_numa=(numa,))
 
 
 def test_the_quota_of_a_numa_node_limits_its_pods() -> None:
@@ -205,8 +198,7 @@ def test_the_quota_of_a_numa_node_limits_its_pods() -> None:
     quota = {size.numa: size.quota_cores for size in advice.cpu.sizes if size.pool == "reclaim"}
     assert quota == {-1: None, 1: pytest.approx(23 * 0.1 + 0.5)}
     decided = {
-        (d.cgroup, d.knob): d
-        for d in compose_decisions(result, current, dict.fromkeys(current.cgroups, frozenset(Knob)))
+        (d.cgroup, d.knob): d for d in result.decisions(current, dict.fromkeys(current.cgroups, frozenset(Knob)))
     }
     quotas = {cgroup: d.value for (cgroup, knob), d in decided.items() if knob is Knob.QUOTA}
     assert quotas == {"/n": "210000 100000", "/m": "70000 100000"}
@@ -226,7 +218,7 @@ def test_a_quota_limits_all_reclaimed_pods_of_a_node() -> None:
     for second in range(5):
         current = at_use(second, [web, batch], nodes, 0.7, web=4.0, b=3.0)
         result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-    decided = compose_decisions(result, current, dict.fromkeys(current.cgroups, frozenset(Knob)))
+    decided = result.decisions(current, dict.fromkeys(current.cgroups, frozenset(Knob)))
     assert result.advice is not None
     assert result.advice.reclaimable_cores == pytest.approx(16 * (0.8 - 0.7) + 3.0)
     assert {d.cgroup: d.value for d in decided if d.knob is Knob.QUOTA} == {"/b": "460000 100000"}
@@ -274,8 +266,8 @@ def test_a_latency_target_moves_the_target_of_utilisation(
             user_ns=second * S // 2, nice_ns=0, system_ns=0, idle_ns=second * S // 2, iowait_ns=0, irq_ns=0, softirq_ns=0,
             steal_ns=0,
         )  # fmt: skip
-        node = msgspec.structs.replace(current.node, per_cpu=dict.fromkeys(current.topology.ids, half))
-        current = msgspec.structs.replace(current, node=node, indicators={"default/web": answering(second, slow)})
+        node = replace(current.node, per_cpu=dict.fromkeys(current.topology.ids, half))
+        current = replace(current, node=node, indicators={"default/web": answering(second, slow)})
         result, state = evaluate_policy(current, config, state, current.taken_at_ns)
     assert result.advice is not None
     region = result.advice.cpu.regions[0]
@@ -289,10 +281,10 @@ def test_a_latency_target_moves_the_target_of_utilisation(
 
 def test_a_profile_can_make_a_pod_unreclaimable() -> None:
     exclusive = Enhancements(numa_binding=True, numa_exclusive=True)
-    apart = msgspec.structs.replace(
+    apart = replace(
         profiled("db", QoSLevel.DEDICATED, 8.0, disableReclaimLevel="Pod"), enhancements=exclusive, bound_numa=(0,)
     )
-    reclaimable_cores = msgspec.structs.replace(apart, profile=ServiceProfile())
+    reclaimable_cores = replace(apart, profile=ServiceProfile())
     config = settings("advisor: {policy: canonical}")
     reclaimable, keeps = (
         story([each], config, range(0, 400, 31), cpus=topology(48, numa=2))[-1].advice
@@ -319,7 +311,7 @@ def test_an_unreadable_profile_makes_its_pod_unreclaimable_with_a_problem() -> N
     profile, (problem,) = parse_service_profile({"dioptase.io/service-profile": '{"targets": {"cpi": {"upper": 0}}}'})
     assert profile == ServiceProfile(disable_reclaim_level="Pod")
     assert "$.targets[...].upper" in problem
-    assert "until then nothing of the pod is reclaimed" in problem
+    assert "until then nothing of the pod is lent" in problem
     text = '{"targets": {"cpi": {"upper": 1.2}}, "disableReclaimLevel": "Socket"}'
     result = parse_service_profile({"dioptase.io/service-profile": text})
     assert result == (ServiceProfile(targets={"cpi": IndicatorTarget(upper=1.2)}, disable_reclaim_level="Socket"), ())
@@ -340,17 +332,17 @@ def test_a_profile_takes_precedence_over_offloading_settings() -> None:
 
 def with_memory(current: Snapshot) -> Snapshot:
     stat = {"file": 6 * GIB, "file_mapped": 0, "anon": 2 * GIB, "inactive_file": 5 * GIB, "active_file": GIB}
-    web = msgspec.structs.replace(
+    web = replace(
         current.cgroups["/web"], memory_bytes=8 * GIB, memory_stat=stat, files_read_at_ns=current.wall_time_ns,
         memory_pressure=Pressure(some_us=0, some_avg10=0.0, some_avg60=0.0),
     )  # fmt: skip
-    node = msgspec.structs.replace(
+    node = replace(
         current.node,
         memory_total_bytes=64 * GIB,
         meminfo={"SwapTotal": 0, "SwapFree": 0},
         files_read_at_ns=current.wall_time_ns,
     )
-    return msgspec.structs.replace(current, node=node, cgroups={**current.cgroups, "/web": web})
+    return replace(current, node=node, cgroups={**current.cgroups, "/web": web})
 
 
 # --- power and overcommitment
@@ -364,25 +356,23 @@ node:
 
 
 def drawing(current: Snapshot, watts: float) -> Snapshot:
-    """The same on a machine whose packages and memory draw that much together, evenly since it started."""
+    """Return the snapshot of a machine whose packages and memory have drawn this power evenly since boot."""
     spent = current.taken_at_ns * watts / 1000
     power = {
         "package-0": round(spent * 0.75),
         "package-0/dram": round(spent * 0.25),
         "package-0/core": round(spent * 0.6),
     }
-    return msgspec.structs.replace(current, node=msgspec.structs.replace(current.node, power_uj=power))
+    return replace(current, node=replace(current.node, power_uj=power))
 
 
-def powered(config: AgentConfig, rounds: Sequence[tuple[float, float]], pods: Sequence[Pod]) -> list[PolicyResult]:
-    """Rounds at seconds of the given power; the counters stay straight lines."""
+def powered(config: AgentConfig, cycles: Sequence[tuple[float, float]], pods: Sequence[Pod]) -> list[PolicyResult]:
+    """Run cycles at these seconds with the given power; the counters grow linearly."""
     state, result, spent, last = PolicyState(), [], 0.0, 0.0
-    for at_s, watts in rounds:
+    for at_s, watts in cycles:
         spent, last = spent + watts * (at_s - last) * 1e6, at_s
         current = snapshot(at_s, pods, cpus=4, idle_cpus=False)
-        current = msgspec.structs.replace(
-            current, node=msgspec.structs.replace(current.node, power_uj={"psys": round(spent)})
-        )
+        current = replace(current, node=replace(current.node, power_uj={"psys": round(spent)}))
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         result.append(policy_result)
     return result
@@ -394,7 +384,7 @@ def test_an_urgent_alert_caps_power_until_the_next_answer() -> None:
     power = [item.node.power for item in result if item.node is not None]
     assert [each and each.kind for each in power] == [PowerActionKind.NOOP, *[PowerActionKind.CAP] * 4]
     assert power[0] is not None
-    assert power[0].reason.rule == "power_unknown"  # the first round has nothing to subtract from
+    assert power[0].reason.rule == "power_unknown"  # the first cycle has nothing to subtract from
     assert [each and (each.at_ns, each.current_watts) for each in power[1:]] == [
         (3 * S, 100), (3 * S, 100), (3 * S, 100), (13 * S, 85),
     ]  # fmt: skip
@@ -418,7 +408,7 @@ def test_the_eviction_manager_evicts_once_per_power_answer() -> None:
     )
     pods = [
         pod("web", QoSLevel.SHARED, request=1),
-        *(msgspec.structs.replace(pod(f"b{n}", QoSLevel.RECLAIMED, request=n), priority=n // 2) for n in range(4)),
+        *(replace(pod(f"b{n}", QoSLevel.RECLAIMED, request=n), priority=n // 2) for n in range(4)),
     ]
     requests: list[str] = []
     state, memory = PolicyState(), EvictionState()
@@ -432,7 +422,7 @@ def test_the_eviction_manager_evicts_once_per_power_answer() -> None:
         requests += [victim.pod for victim in result.victims]
         assert all("host under power pressure: The node draws 160 W" in v.reason.text for v in result.victims)
         assert all(victim.forced for victim in result.victims)
-    # Half of five pods are three: the two of least priority, and of the others the one with the larger request; one a round,
+    # Half of five pods are three: the two of least priority, and of the others the one with the larger request; one a cycle,
     # of each priority the larger request first, and no further pod until the next answer, nine seconds later.
     assert requests == ["default/b1", "default/b0", "default/b3"]
     assert state.node is not None
@@ -461,13 +451,13 @@ def test_overcommit_ratios_of_a_node(
         {"advisor": {"policy": "canonical"}, "overcommit": {"enable": True}, "node": {"annotations": text}}, AgentConfig
     )
     container = Container(name="web", cgroup="/web", cpu_request_cores=4.0, memory_request_bytes=8 * GIB)
-    web = msgspec.structs.replace(pod("web", QoSLevel.SHARED), containers=(container,))
+    web = replace(pod("web", QoSLevel.SHARED), containers=(container,))
     state, result = PolicyState(), []
     for second in range(13):
         current = snapshot(second, [web], cpus=16, usage_s={"web": cpu * second})
-        held = msgspec.structs.replace(current.cgroups["/web"], memory_stat={"anon": memory * GIB})
-        node = msgspec.structs.replace(current.node, memory_total_bytes=32 * GIB)
-        current = msgspec.structs.replace(current, node=node, cgroups={**current.cgroups, "/web": held})
+        held = replace(current.cgroups["/web"], memory_stat={"anon": memory * GIB})
+        node = replace(current.node, memory_total_bytes=32 * GIB)
+        current = replace(current, node=node, cgroups={**current.cgroups, "/web": held})
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         assert policy_result.node is not None
         result.append(policy_result.node.overcommit)
@@ -496,24 +486,24 @@ def test_an_invalid_alert_is_rejected_at_the_start() -> None:
 def test_network_bandwidth_is_allocated_and_a_pod_without_any_is_rejected_with_the_numbers() -> None:
     def asking(name: str, mbit: int, qos: QoSLevel = QoSLevel.SHARED) -> Pod:
         built = pod(name, qos)
-        container = msgspec.structs.replace(built.containers[0], net_bandwidth_mbit=mbit)
-        return msgspec.structs.replace(built, containers=(container,))
+        container = replace(built.containers[0], net_bandwidth_mbit=mbit)
+        return replace(built, containers=(container,))
 
     def current(second: int, pods: Sequence[Pod]) -> Snapshot:
         card = Interface(received={}, sent={}, speed_mbit=1000)
         built = snapshot(second, pods, cpus=8)
-        return msgspec.structs.replace(built, node=msgspec.structs.replace(built.node, interfaces={"eth0": card}))
+        return replace(built, node=replace(built.node, interfaces={"eth0": card}))
 
     config = settings("advisor: {policy: canonical}\nknobs: {network: {ingressRate: 0.8, reservedMbit: 100}}\n")
     web, late = asking("web", 600), asking("late", 101)
     unbound = asking("db", 5000, QoSLevel.DEDICATED)
     first, state = evaluate_policy(current(1, [web]), config, PolicyState(), S)
     assert first.advice is not None
-    assert [(card.name, card.capacity, card.allocated_mbit) for card in first.advice.cards] == [("eth0", 700, 600)]
+    assert [(card.name, card.capacity, card.promised) for card in first.advice.cards] == [("eth0", 700, 600)]
     second, _ = evaluate_policy(current(2, [late, web, unbound]), config, state, 2 * S)
     assert second.advice is not None
     assert [dict(card.pods) for card in second.advice.cards] == [{"default/web": 600}]
-    assert {key: verdict.rule for key, verdict in second.advice.rejected.items()} == {
+    assert {key: reason.rule for key, reason in second.advice.rejected.items()} == {
         "default/late": "no_bandwidth",
         "default/db": "dedicated_needs_numa_binding",
     }

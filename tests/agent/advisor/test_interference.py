@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.engine import advise_cpu
@@ -28,7 +28,7 @@ def blame(by_cgroup: dict[str, int], *, higher: int = 0, other: int = 0, throttl
 def two_rounds(before: Blame | None, after: Blame | None, path: str = "/web") -> tuple[Snapshot, Snapshot]:
     first, second = snapshot(100, []), snapshot(101, [])
     return tuple(
-        msgspec.structs.replace(shot, cgroups={path: CgroupSample(path=path, id=7, blame=result)})
+        replace(shot, cgroups={path: CgroupSample(path=path, id=7, blame=result)})
         for shot, result in ((first, before), (second, after))
     )  # type: ignore[return-value]
 
@@ -64,10 +64,10 @@ def lending_of(
         requirement_cores=0.5,
         blames=blames,
     )
-    lending = evaluate_latency(
+    allowance = evaluate_latency(
         situation, AdvisorState(reclaimable_cores=reclaimable_cores, last_wait_ns=99 * S), CONFIG
     )
-    return lending.reason.rule, lending.reclaimable_cores, lending.reason.text
+    return allowance.reason.rule, allowance.reclaimable_cores, allowance.reason.text
 
 
 def interference(batch: int, total: int = 1000, other: str = "/third") -> Interference:
@@ -118,7 +118,7 @@ def test_the_reason_names_the_aggressor() -> None:
 
 
 def test_one_container_with_latency_by_batch_work_is_enough() -> None:
-    """/slow waits longer, but because of others; /web waits too long because of batch work."""
+    """/slow has higher latency, but by others; /web breaches by batch work."""
     worse = waits({10: 900, 30000: 100})
     rule, reclaimable, text = lending_of(
         {"/slow": interference(0), "/web": interference(500)}, {"/slow": worse, "/web": SLOW}
@@ -149,8 +149,10 @@ def test_aggressors_lose_weight(
 
 
 def quotas(batch_a: int, third: int) -> tuple[str, dict[str, str]]:
-    """Two rounds of a web pod that waits 100 times 16 ms in the second, and of two batch pods that use 0.8 cores each: what
-    either may use then, where the waits are /a's and a third's doing by these parts."""
+    """Return the quotas of two batch pods with 0.8 cores each, after a cycle in which web waits 100 times 16 ms.
+
+    The latency is attributed to /a and to a third cgroup by these parts.
+    """
     pods = [pod("web", QoSLevel.SHARED), pod("a", QoSLevel.RECLAIMED), pod("b", QoSLevel.RECLAIMED)]
     memory = AdvisorState()
     for number in (0, 1):
@@ -160,20 +162,18 @@ def quotas(batch_a: int, third: int) -> tuple[str, dict[str, str]]:
             usage_s={"web": 0.3 * number, "a": 0.8 * number, "b": 0.8 * number},
             wait={"web": SLOW if number else waits({})},
         )
-        told_of = msgspec.structs.replace(
-            shot.cgroups["/web"], blame=blame({"/a": number * batch_a, "/third": number * third})
-        )
-        shot = msgspec.structs.replace(shot, cgroups={**shot.cgroups, "/web": told_of})
+        told_of = replace(shot.cgroups["/web"], blame=blame({"/a": number * batch_a, "/third": number * third}))
+        shot = replace(shot, cgroups={**shot.cgroups, "/web": told_of})
         advice, memory = advise_cpu(shot, AdvisorConfig(latency=CONFIG), memory, shot.taken_at_ns)
     assert advice is not None
     decisions = decide_cpu(advice, shot, {f"/{p.name}": frozenset((Knob.QUOTA, Knob.IDLE)) for p in pods})
-    guilty = [d for d in decisions if "made online pods wait" in d.reason.text]
-    assert {d.cgroup: d.reason.inputs["claim"] for d in guilty} == advice.claims
+    aggressors = [d for d in decisions if "made online pods wait" in d.reason.text]
+    assert {d.cgroup: d.reason.inputs["claim"] for d in aggressors} == advice.claims
     return advice.reason.rule, {d.cgroup: d.value for d in decisions if d.knob is Knob.QUOTA}
 
 
 def test_a_cycle_lowers_the_weight_of_the_aggressor() -> None:
-    """1.6 cores are used, so 0.8 of 2 are lent from now on: 0.6 of what was lent is taken, all of it from /a's claim."""
+    """1.6 cores are used, so 0.8 of 2 remain reclaimable: the quota shrinks by 0.6, all of it from the weight of /a."""
     rule, decided = quotas(batch_a=900, third=100)
     assert rule == "wait_above_target"
     assert decided == {"/a": f"{round(0.8 * 0.4 / 1.4 * 100_000)} 100000", "/b": f"{round(0.8 / 1.4 * 100_000)} 100000"}

@@ -1,4 +1,4 @@
-"""Overcommit ratios: Katalyst's own cases, its formula's bounds, and what is not measured."""
+"""Overcommit ratios: Katalyst's own cases, bounds of the formula, and unmeasured inputs."""
 
 from __future__ import annotations
 

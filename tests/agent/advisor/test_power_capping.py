@@ -1,4 +1,4 @@
-"""Answers to power alerts: Katalyst's own cases, the bookkeeping of caps, and what is missing."""
+"""Answers to power alerts: Katalyst's own cases, the accounting of caps, and missing inputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.power_capping import (
     PowerInputs,
@@ -141,8 +142,10 @@ def test_caps_below_s0_add_up_to_ten_percent() -> None:
         (186, PowerActionKind.CAP, 184, 9),  # 9 x 100 / 195 = 4: 1 % left
         (183, PowerActionKind.NOOP, 0, 10),  # 3 x 100 / 186 = 1: that was all
     ]
-    for turn, (drawn, kind, target, lowered) in enumerate(story):
-        action, memory = advise_power(situation(budget=100, watts=float(drawn), now_s=100 + 10 * turn), memory, CONFIG)
+    for context, (drawn, kind, target, lowered) in enumerate(story):
+        action, memory = advise_power(
+            situation(budget=100, watts=float(drawn), now_s=100 + 10 * context), memory, CONFIG
+        )
         assert (action.kind, action.target_watts, memory.lowered_percent) == (kind, target, lowered)
     assert not memory.lowering
     # what falls while no cap is on is not counted
@@ -162,7 +165,7 @@ def test_a_cap_is_given_time_to_settle() -> None:
     assert (action.kind, action.reason.rule, same) == (PowerActionKind.NOOP, "power_settling", memory)
     assert advise_power(situation("s0", now_s=109), memory, CONFIG)[0].kind is PowerActionKind.CAP
     # a clock of another boot does not wait, and what was lowered then is forgotten
-    action, memory = advise_power(situation("p0", now_s=5), msgspec.structs.replace(memory, lowered_percent=10), CONFIG)
+    action, memory = advise_power(situation("p0", now_s=5), replace(memory, lowered_percent=10), CONFIG)
     assert (action.target_watts, memory.capped) == (90, True)
 
 
@@ -224,8 +227,8 @@ def test_an_invalid_alert_names_the_annotation(key: str, value: str) -> None:
     ],
 )
 def test_watts_by_energy_counters(before: dict[str, int], after: dict[str, int], expected: float | None) -> None:
-    first = msgspec.structs.replace(snapshot(0, []), node=NodeSample(power_uj=before))
-    then = msgspec.structs.replace(snapshot(2, []), node=NodeSample(power_uj=after))
+    first = replace(snapshot(0, []), node=NodeSample(power_uj=before))
+    then = replace(snapshot(2, []), node=NodeSample(power_uj=after))
     assert mean_watts(first, then) == expected
     assert mean_watts(then, then) is None
 

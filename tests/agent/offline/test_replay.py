@@ -1,4 +1,4 @@
-"""Rounds judged again: what a policy would have lent, harmed and missed, by arithmetic that can be disputed."""
+"""Replayed cycles: reclaimed CPU, misses and latency of a policy, against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_means_are_over_time_not_over_cycles() -> None:
 
 
 def test_replay_of_the_live_policy_reproduces_it() -> None:
-    """Its own rounds judged again give the same advice, round for round: memory and all."""
-    rounds = [
+    """A replay of recorded cycles gives the same advice in every cycle, state included."""
+    cycles = [
         r
         for r, _, _ in run_simulation(
             build_node(8, 1, ["bursty"], online=2, seed=3), AgentConfig(), seconds=600, interval_s=1
@@ -123,22 +123,22 @@ def test_replay_of_the_live_policy_reproduces_it() -> None:
     again = [
         marks["again"]
         for _, marks in replay_cycles(
-            rounds, {"again": AgentConfig(), "other": AgentConfig(advisor=AdvisorConfig(policy="canonical"))}
+            cycles, {"again": AgentConfig(), "other": AgentConfig(advisor=AdvisorConfig(policy="canonical"))}
         )
     ]
-    was = [r.advice.reclaimable_cores for r in rounds[1:] if r.advice is not None]
+    was = [r.advice.reclaimable_cores for r in cycles[1:] if r.advice is not None]
     assert [m.reclaimable_cores for m in again] == was
 
 
 def test_every_boot_restarts_the_policies() -> None:
-    """Time goes on where it was, and no policy knows of rounds whose clock was another."""
-    rounds = [
+    """Time continues, and no policy keeps state of cycles with another clock."""
+    cycles = [
         r
         for r, _, _ in run_simulation(
             build_node(8, 1, ["diurnal"], online=2, seed=3), AgentConfig(), seconds=600, interval_s=5
         )
     ]
-    later, sooner = rounds[100:105], rounds[:40]
+    later, sooner = cycles[100:105], cycles[:40]
     played = list(replay_cycles([*later, *sooner], {"live": AgentConfig()}))
     assert [(f.at_s, f.boot) for f, _ in played[:6]] == [(5, 0), (10, 0), (15, 0), (20, 0), (25, 1), (30, 1)]
     alone = [marks["live"] for _, marks in replay_cycles(sooner, {"live": AgentConfig()})]

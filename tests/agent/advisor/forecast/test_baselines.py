@@ -1,4 +1,4 @@
-"""Koordinator's histogram and the simple peaks, against numbers worked out from their definitions."""
+"""Koordinator's histogram and the simple methods against numbers computed from their definitions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_buckets_of_memory_begin_with_5_mib(bucket: int, mib: float) -> None:
 
 
 def test_memory_is_predicted_in_bytes() -> None:
-    """The upper edge of the bucket of 8e9 bytes and a tenth: not the 1,166 that the last bucket of cores ends with."""
+    """The upper edge of the bucket of 8e9 bytes plus a tenth, not the 1,166 of the last bucket of cores."""
     forecast = baselines.predict_histogram(histogram_of([8e9] * 1440, ForecastResource.MEMORY), DAY)
     assert forecast.expected is not None
     assert 8e9 <= forecast.expected <= 8e9 * 1.05 + 5 * 2**20
@@ -90,7 +90,7 @@ def test_the_sample_of_a_minute_is_its_90th_percentile() -> None:
 def test_half_of_a_samples_weight_is_left_after_the_half_life(
     resource: ForecastResource, hours: int, unit: float
 ) -> None:
-    """Equal minutes of 1 core at 0 h and 4 cores at 12 h weigh 1 to 2, so 4 cores begin at a third."""
+    """Equal minutes of 1 core at 0 h and 4 cores at 12 h have weights 1 and 2, so 4 cores start at a third."""
     state = baselines.start_histogram(resource)
     for at_s, used in ((0, 1.0), (hours * 3600, 4.0), (hours * 3600 + 60, 0.0)):
         state = baselines.observe_histogram(state, at_s * S, used * unit)
@@ -100,7 +100,8 @@ def test_half_of_a_samples_weight_is_left_after_the_half_life(
 
 
 def test_the_reference_moves_before_weights_overflow() -> None:
-    """101 half-lives: what was seen then is below the epsilon of an empty bucket, and the new sample weighs about one."""
+    """After 101 half-lives the old sample is below the epsilon of an empty bucket, and the new one has a weight of about
+    one."""
     state = DecayingHistogram()
     for at_s, cores in ((0, 9.0), (101 * 12 * 3600, 1.0), (101 * 12 * 3600 + 60, 0.0)):
         state = baselines.observe_histogram(state, at_s * S, cores)
@@ -124,7 +125,7 @@ def test_simple_peaks() -> None:
 
 @pytest.mark.parametrize(("name", "expected"), [("n-sigma", 10.0), ("rc-like", 10.0), ("max", 50.0)])
 def test_history_length_of_each_method(name: str, expected: float) -> None:
-    """A spike of a minute five hours ago: the maximum alone remembers it; the 99th percentile is above it."""
+    """A spike of a minute five hours ago: only the maximum contains it; the 99th percentile is below it."""
     method = METHODS[name]
     state = method.start(ForecastResource.CPU)
     for minute in range(1440):

@@ -1,9 +1,10 @@
-"""What is sampled of rounds, when, and that forecasts and their score come of it."""
+"""Sampling of cycles, and the forecasts and scores that follow."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.forecast.baselines import METHODS
 from agent.advisor.forecast.node_forecast import (
@@ -24,12 +25,12 @@ CONFIG = ForecastConfig()
 
 
 def changed(current: Snapshot, **batch: object) -> Snapshot:
-    """With another batch cgroup; None takes it away."""
+    """Return the snapshot with another batch cgroup; None removes it."""
     cgroups = dict(current.cgroups)
     sample = cgroups.pop("/batch")
     if batch:
-        cgroups["/batch"] = msgspec.structs.replace(sample, **batch)
-    return msgspec.structs.replace(current, cgroups=cgroups)
+        cgroups["/batch"] = replace(sample, **batch)
+    return replace(current, cgroups=cgroups)
 
 
 def test_online_cpu_time_is_busy_time_without_reclaimed_pods() -> None:
@@ -43,7 +44,7 @@ def test_online_cpu_time_is_busy_time_without_reclaimed_pods() -> None:
     [
         (None, snapshot(2), None),
         (snapshot(2), snapshot(2), None),
-        (msgspec.structs.replace(snapshot(1), boot_id="before"), snapshot(2), None),
+        (replace(snapshot(1), boot_id="before"), snapshot(2), None),
         (snapshot(1), changed(snapshot(2)), None),
         (snapshot(1), changed(snapshot(2), id=999), None),
         (snapshot(1), changed(snapshot(2), cpu_usage_ns=None), None),
@@ -56,7 +57,7 @@ def test_online_cpu_time_is_busy_time_without_reclaimed_pods() -> None:
 def test_a_partly_measured_interval_has_no_cpu_time(
     previous: Snapshot | None, now: Snapshot, online_ms: int | None
 ) -> None:
-    """A reclaimed cgroup that came between the two used all that it ever used since."""
+    """A reclaimed cgroup that was created in the interval used all of its CPU time in it."""
     assert online_cpu_time(previous, now) == (None if online_ms is None else OnlineCpuTime(online_ms * MS, S))
 
 
@@ -80,7 +81,7 @@ def test_online_memory_is_unavailable_memory_without_reclaimed_pods(
 
 
 def test_a_sample_is_the_mean_of_five_seconds() -> None:
-    """Rounds of a second with 1.5 cores, one of which the batch pod's usage is not known in: it counts as little as none."""
+    """One-second cycles with 1.5 cores; the one in which the batch pod is not measured does not count."""
     watched, previous, used = ForecastState(), None, []
     for seq in range(1, 12):
         now = snapshot(seq) if seq != 4 else changed(snapshot(seq), cpu_usage_ns=None)
@@ -96,19 +97,17 @@ def test_a_sample_is_the_mean_of_five_seconds() -> None:
 
 
 def hours(config: ForecastConfig, count: int, spike_at: int | None = None) -> ForecastState:
-    """A round a minute on a node of 4 CPUs: online work uses 1.5 cores, once 3.5."""
+    """One cycle per minute on a node of 4 CPUs: online pods use 1.5 cores, once 3.5."""
     watched, previous, busy = ForecastState(), None, 0.0
     for minute in range(count * 60):
         busy += 60 * (3.5 if minute == spike_at else 1.5)
         base = snapshot(1)
         assert base.node.cpu is not None
-        node = msgspec.structs.replace(
-            base.node, cpu=msgspec.structs.replace(base.node.cpu, user_ns=round(busy * S), nice_ns=0, system_ns=0)
-        )
+        node = replace(base.node, cpu=replace(base.node.cpu, user_ns=round(busy * S), nice_ns=0, system_ns=0))
         cgroups = {
             "/batch": CgroupSample(path="/batch", id=1, cpu_usage_ns=0, memory_stat={"anon": 0, "inactive_anon": 0})
         }
-        now = msgspec.structs.replace(base, taken_at_ns=minute * 60 * S, node=node, cgroups=cgroups)
+        now = replace(base, taken_at_ns=minute * 60 * S, node=node, cgroups=cgroups)
         watched = update_forecasts(previous, now, watched, config, now.taken_at_ns)
         previous = now
     return watched

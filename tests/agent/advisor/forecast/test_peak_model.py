@@ -1,4 +1,4 @@
-"""The parts of the peak predictor, each against numbers worked out by hand."""
+"""The parts of the peak predictor against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_hour_with_more_than_a_quarter_missing_has_no_peak(missing: int, expe
 
 @pytest.mark.parametrize("unit", [1.0, 1000.0, 2.0**30])
 def test_regression_finds_weights_whatever_the_unit_is(unit: float) -> None:
-    """The truth is 0.5 x the hour + 0.25 x the day + 0.1; everything is measured in another unit."""
+    """The true model is 0.5 x the hour + 0.25 x the day + 0.1, in different units."""
     rng, result = Random(1), PeakRegression()
     for _ in range(4000):
         values = [1.0, *(unit * rng.uniform(0.1, 1) for _ in FEATURE_NAMES[1:])]
@@ -108,7 +108,7 @@ def test_regression_without_samples_is_the_prior_and_features_that_are_always_ze
 
 
 def test_regression_forgets() -> None:
-    """A weight of 1 for a fortnight, then 2 for a fortnight: what a week forgets by, e, is forgotten twice."""
+    """A weight of 1 for two weeks, then 2 for two weeks: the first weeks decay by e twice."""
     result = PeakRegression()
     for weight in [1.0] * 4032 + [2.0] * 4032:
         result = peak_model.update_regression(result, [0.0, 1.0, *([0.0] * 7)], weight)
@@ -118,12 +118,12 @@ def test_regression_forgets() -> None:
 
 
 def test_the_latest_errors_weigh_most() -> None:
-    """An error a day old weighs half: of 1 (a day ago) and 3 ones now, quantiles turn at 1 / (1 + ...)."""
+    """An error that is a day old has half the weight: of 1 (a day ago) and 3 ones now, quantiles change at 1 / (1 + ...)."""
     day_ago = tuple([5.0] + [0.0] * DAY_BUCKETS)
     weights_now = sum(0.5 ** (age / DAY_BUCKETS) for age in range(DAY_BUCKETS))
-    turn = weights_now / (weights_now + 0.5)
-    assert weighted_quantile(day_ago, turn - 1e-6) == 0.0
-    assert weighted_quantile(day_ago, turn + 1e-6) == 5.0
+    context = weights_now / (weights_now + 0.5)
+    assert weighted_quantile(day_ago, context - 1e-6) == 0.0
+    assert weighted_quantile(day_ago, context + 1e-6) == 5.0
     assert weighted_quantile((3.0, 1.0, 2.0), 1.0) == 3.0
 
 

@@ -137,7 +137,7 @@ def test_a_gap_is_not_zero_and_teaches_nothing() -> None:
     ("jump_ns", "peaks"), [(-30 * MINUTE, 575), (-2 * HOUR, 0), (2 * HOUR, 600), (3 * DAY, 865), (4 * DAY, 0)]
 )
 def test_clock_jumps(jump_ns: int, peaks: int) -> None:
-    """Back by less than an hour: the open bucket. Further back, or further ahead than what is kept: a fresh start."""
+    """Back by less than an hour: the open bucket continues. Further back, or ahead by more than the history: a fresh start."""
     jumped = observe_use(STEADY, 2 * DAY + jump_ns, 11.0)
     assert len(jumped.peaks) == peaks
     assert jumped.open_peak == 11.0
@@ -159,7 +159,7 @@ def wave(now_ns: int, rng: Random) -> float:
 
 
 def test_the_miss_ratio_of_a_noisy_day_is_the_configured_one() -> None:
-    """Five days of a sine with noise; a looser wish lends more and misses more."""
+    """Five days of a sine with noise; a higher miss ratio leaves more headroom and misses more often."""
     result = {}
     for request in (0.02, 0.1, 0.2):
         config, rng, state = ForecastConfig(miss_ratio=request), Random(3), PeakPredictor()
@@ -272,7 +272,7 @@ def test_reasons_contain_amounts_with_units() -> None:
     ("began_s", "seconds", "message"), [(0, 200, "Less than 5 minutes"), (280, 38, "Less than 10 minutes")]
 )
 def test_reasons_do_not_overstate_the_history(began_s: int, seconds: int, message: str) -> None:
-    """38 s across the border of a five-minute step have closed one."""
+    """38 s across the border of a five-minute bucket have closed one."""
     state = fed(PeakPredictor(), began_s * S, (began_s + seconds) * S, 1.0, 5 * S)
     text = predict_peak(state, (began_s + seconds) * S).reason.text
     assert text == f"{message} of use are measured, too little for a forecast."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.headroom.forecast_headroom import apply_memory_forecast, forecast_cores
 from agent.advisor.provision.pool_sizes import pool_reclaimable_cores
@@ -21,8 +22,8 @@ GIB = 1024 * MIB
 
 
 def outlook(resource: ForecastResource, peak: float | None, used: float | None, *, trusted: bool = True) -> Forecast:
-    verdict = Reason(rule="calibrated", text="The peak is predicted.")
-    forecast = PeakForecast(peak=peak, trusted=trusted, reason=verdict)
+    reason = Reason(rule="calibrated", text="The peak is predicted.")
+    forecast = PeakForecast(peak=peak, trusted=trusted, reason=reason)
     return Forecast(resource=resource, used=used, forecast=forecast, target_miss_ratio=0.055)
 
 
@@ -46,10 +47,10 @@ def test_cores_of_a_node_of_48_with_4_reserved(
     cores: float | None, rule: str,
 ) -> None:  # fmt: skip
     current = (outlook(ForecastResource.MEMORY, 1.0, 1.0), outlook(ForecastResource.CPU, peak, used, trusted=trusted))
-    result, verdict = forecast_cores(48.0, 4.0, current, Headroom(cores=otherwise, reason=SO), reclaimable)
-    assert (result, verdict.rule) == (cores, rule)
+    result, reason = forecast_cores(48.0, 4.0, current, Headroom(cores=otherwise, reason=SO), reclaimable)
+    assert (result, reason.rule) == (cores, rule)
     if cores == reclaimable:
-        assert verdict.text.endswith("at most the 12.00 that reclaimed pods may use now.")
+        assert reason.text.endswith("at most the 12.00 that reclaimed pods may use now.")
 
 
 def test_without_a_forecast_the_fallback_headroom_applies() -> None:
@@ -118,13 +119,13 @@ def test_memory_of_a_node_of_8_gib_with_1_reserved(
 
 @pytest.mark.parametrize(("used", "headroom"), [({"inactive_anon": 512 * MIB}, 2.5), ({}, 2.0)])
 def test_requested_memory_of_an_unreclaimable_pod_is_reserved(used: dict[str, int], headroom: float) -> None:
-    """2 GiB requested; what is used of it is in the peak."""
+    """2 GiB requested; the used part is in the peak."""
     shot = busy_snapshot(1)
-    container = msgspec.structs.replace(shot.pods[0].containers[0], memory_request_bytes=2 * GIB)
+    container = replace(shot.pods[0].containers[0], memory_request_bytes=2 * GIB)
     profile = ServiceProfile(disable_reclaim_level="Pod")
-    web = msgspec.structs.replace(shot.pods[0], containers=(container,), profile=profile)
-    sample = msgspec.structs.replace(shot.cgroups[container.cgroup], memory_stat=used)
-    shot = msgspec.structs.replace(shot, pods=(web, *shot.pods[1:]), cgroups={**shot.cgroups, container.cgroup: sample})
+    web = replace(shot.pods[0], containers=(container,), profile=profile)
+    sample = replace(shot.cgroups[container.cgroup], memory_stat=used)
+    shot = replace(shot, pods=(web, *shot.pods[1:]), cgroups={**shot.cgroups, container.cgroup: sample})
     current = (outlook(ForecastResource.MEMORY, 3.0 * GIB, None),)
     assert apply_memory_forecast(memory(9.0 * GIB), current, shot, AgentConfig()).headroom_bytes == headroom * GIB
 
@@ -142,11 +143,11 @@ def test_disabled_memory_headroom_stays_zero(settings: dict[str, object]) -> Non
 
 
 def headroom_by_cycle(settings: dict[str, object]) -> list[tuple[float | None, str]]:
-    """Of a node of 16 CPUs under a steady load, in minutes over six hours."""
+    """Headroom of a node of 16 CPUs under a steady load over six hours, by minute."""
     config = msgspec.convert({"forecast": {"minHistoryS": 14_400}, **settings}, AgentConfig)
     plan = build_node(16, 1, ("step",), online=2, seed=3)
-    rounds = [finished for finished, _, _ in run_simulation(plan, config, seconds=6 * 3600, interval_s=60)]
-    result = [item.advice.headroom for item in rounds if item.advice is not None]
+    cycles = [finished for finished, _, _ in run_simulation(plan, config, seconds=6 * 3600, interval_s=60)]
+    result = [item.advice.headroom for item in cycles if item.advice is not None]
     return [(item.cores, item.reason.rule) for item in result if item is not None]
 
 

@@ -1,12 +1,12 @@
-"""From snapshots to sums: use by NUMA node, by pod and by the system, of both hierarchies, and what is not measured."""
+"""Sums of a snapshot: use by NUMA node, by pod and by the system, for both cgroup versions, and unmeasured parts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import ContainerDemand
 from agent.advisor.headroom.koordinator_headroom import (
@@ -46,7 +46,7 @@ def build_snapshot(
         path: CgroupSample(path=path, id=1, memory_stat=stat)
         for path, stat in ((f"/{n}", s) for n, s in (stats or {}).items())
     }
-    return msgspec.structs.replace(shot, pods=tuple(pods), cgroups={**shot.cgroups, **groups})
+    return replace(shot, pods=tuple(pods), cgroups={**shot.cgroups, **groups})
 
 
 def test_use_of_reclaimed_pods_counts_on_their_bound_nodes() -> None:
@@ -124,12 +124,12 @@ def test_memory_in_use_is_without_page_cache_in_both_hierarchies() -> None:
     }
     shot = build_snapshot(pods, stats)
     assert koordinator_memory_budget(shot) is None
-    node = msgspec.structs.replace(shot.node, memory_total_bytes=64 * GIB, memory_available_bytes=50 * GIB)
-    budget = koordinator_memory_budget(msgspec.structs.replace(shot, node=node))
+    node = replace(shot.node, memory_total_bytes=64 * GIB, memory_available_bytes=50 * GIB)
+    budget = koordinator_memory_budget(replace(shot, node=node))
     assert budget is not None
     assert [demand.used for demand in budget.demands] == [4 * GIB, 3 * GIB, None]
     assert (budget.capacity, budget.system_used, budget.node_used) == (64 * GIB, 7 * GIB, 14 * GIB)
-    blind = msgspec.structs.replace(shot.node, memory_total_bytes=64 * GIB)
-    budget = koordinator_memory_budget(msgspec.structs.replace(shot, node=blind))
+    blind = replace(shot.node, memory_total_bytes=64 * GIB)
+    budget = koordinator_memory_budget(replace(shot, node=blind))
     assert budget is not None
     assert budget.system_used is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.headroom.headroom_policies import (
     ReclaimPoolInputs,
@@ -122,7 +122,7 @@ def test_no_headroom_while_reclaim_is_disabled_or_unknown() -> None:
 
 
 def test_an_unmeasured_cpu_counts_as_busy() -> None:
-    case = msgspec.structs.replace(situation(TEN, 0, 0), busy={0: 0.0, 1: 0.5})
+    case = replace(situation(TEN, 0, 0), busy={0: 0.0, 1: 0.5})
     assert assemble_headroom(case, HeadroomConfig(whole_cores=False)).cores == 1.5
 
 
@@ -134,12 +134,12 @@ def test_headroom_of_a_small_node_has_fractions_of_cores() -> None:
 
 
 def test_the_reason_contains_the_numbers() -> None:
-    verdict = assemble_headroom(situation(TEN, 0.3, 3, last_cores={0: 10}), util()).reason
-    assert "supply 10.00 cores. Utilisation is 0.30, target 0.6; previous headroom 10.00, new 13.00." in verdict.text
-    assert verdict.inputs["unbound_supply_cores"] == 10
+    reason = assemble_headroom(situation(TEN, 0.3, 3, last_cores={0: 10}), util()).reason
+    assert "supply 10.00 cores. Utilisation is 0.30, target 0.6; previous headroom 10.00, new 13.00." in reason.text
+    assert reason.inputs["unbound_supply_cores"] == 10
     refused = ReclaimableNodes(numa_nodes=(1,), refused={0: "reclaim is disabled for a/b at level NUMA"})
-    verdict = assemble_headroom(situation(TEN, 0.3, 3, reclaimable_nodes=refused), util()).reason
-    assert "NUMA node 0 is not reclaimable: reclaim is disabled for a/b at level NUMA." in verdict.text
+    reason = assemble_headroom(situation(TEN, 0.3, 3, reclaimable_nodes=refused), util()).reason
+    assert "NUMA node 0 is not reclaimable: reclaim is disabled for a/b at level NUMA." in reason.text
 
 
 def test_headroom_of_the_tutorial_node_is_its_whole_reclaim_pool() -> None:

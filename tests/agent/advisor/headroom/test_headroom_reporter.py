@@ -1,4 +1,4 @@
-"""What is advertised: Katalyst's window, steps, minimum and NUMA rule, and what stale inputs make of it."""
+"""Reported headroom: Katalyst's window, steps, minimum and NUMA rule, and the effect of stale inputs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.headroom.headroom_reporter import (
     AveragingWindow,
@@ -39,10 +40,10 @@ def cpu(cores: float | None, by_numa: Mapping[int, float] | None = None) -> Head
 def run(
     result: Iterable[Headroom], config: ReportConfig = PLAIN, *, node: NodeCapacity = NODE, every_s: float = 30
 ) -> tuple[list[Headroom], ReporterState]:
-    """What is advertised after each of these, one a period."""
+    """Return the reported headroom after each of these, one per period."""
     memory, reported = ReporterState(), []
-    for turn, item in enumerate(result):
-        advertised, memory = report_headroom(item, node, memory, config, round(turn * every_s * S))
+    for context, item in enumerate(result):
+        advertised, memory = report_headroom(item, node, memory, config, round(context * every_s * S))
         reported.append(advertised)
     return reported, memory
 
@@ -107,12 +108,12 @@ def test_numa_nodes_follow_their_own_windows_scaled_to_the_total() -> None:
     reported = run(result)[0]
     assert reported[3].cores_by_numa == {0: pytest.approx(20), 1: pytest.approx(10)}
     assert reported[4].cores_by_numa == {0: pytest.approx(20), 1: pytest.approx(13)}
-    reported = run(result, msgspec.structs.replace(PLAIN, reserved_cores=6))[0]
+    reported = run(result, replace(PLAIN, reserved_cores=6))[0]
     assert reported[3].cores_by_numa == {0: pytest.approx(16), 1: pytest.approx(8)}
 
 
 def test_headroom_that_is_zero_on_every_numa_node_is_zero() -> None:
-    """Each NUMA node steps by 4, the total by 4 too: when the parts are down to nothing, so is the whole."""
+    """Each NUMA node steps by 4, and the total by 4 too: when the parts are 0, so is the total."""
     reported = [item.cores for item in run([cpu(20)] * 4 + [cpu(0)] * 4)[0]]
     assert reported[3:] == [pytest.approx(item) for item in (20, 16, 12, 8, 0)]
 
@@ -161,7 +162,7 @@ def test_the_reason_contains_the_numbers() -> None:
 
 
 def test_the_reason_names_the_limit_of_numa_nodes() -> None:
-    """20 GiB were found, on a NUMA node that has 12.5."""
+    """The computed headroom is 20 GiB, on a NUMA node of 12.5."""
     node = NodeCapacity(cores_by_numa={0: 2}, memory_bytes=24 * GIB, memory_by_numa={0: 12.5 * GIB})
     result = Headroom(
         cores=1.0, cores_by_numa={0: 1.0}, memory_bytes=20.0 * GIB, memory_by_numa={0: 20.0 * GIB}, reason=V
@@ -220,8 +221,8 @@ def test_decayed_headroom_regrows_in_steps() -> None:
     memory = run([cpu(40)] * 4, config)[1]
     reported = [report_headroom(cpu(None), NODE, memory, config, 900 * S)[0].cores]
     memory = report_headroom(cpu(None), NODE, memory, config, 900 * S)[1]
-    for turn in range(31, 37):
-        advertised, memory = report_headroom(cpu(40), NODE, memory, config, turn * 30 * S)
+    for context in range(31, 37):
+        advertised, memory = report_headroom(cpu(40), NODE, memory, config, context * 30 * S)
         reported.append(advertised.cores)
     # 810 s old at first, 840 s at the first sample: 40 down to 4 + 36 x 60/720; the window fills, then steps of 4
     assert reported == [pytest.approx(item) for item in (8.5, 7, 7, 7, 11, 15, 19)]
@@ -233,8 +234,8 @@ def test_disabling_reclaim_reports_zero_at_once_and_resets_the_state() -> None:
     assert (reported.cores, reported.cores_by_numa, reported.memory_bytes) == (0, {0: 0, 1: 0}, 0)
     reported, memory = report_headroom(cpu(40), NODE, memory, PLAIN, 92 * S)
     assert reported.cores == 0
-    for turn in range(3):
-        reported, memory = report_headroom(cpu(40), NODE, memory, PLAIN, (122 + 30 * turn) * S)
+    for context in range(3):
+        reported, memory = report_headroom(cpu(40), NODE, memory, PLAIN, (122 + 30 * context) * S)
     assert reported.cores == 40
 
 
@@ -247,9 +248,9 @@ def test_a_reboot_resets_the_state() -> None:
 
 def test_a_new_numa_node_does_not_change_the_report_until_its_window_is_full() -> None:
     memory = run([cpu(20, {0: 20})] * 4)[1]
-    for turn in range(4, 8):
-        reported, memory = report_headroom(cpu(40, {0: 20, 1: 20}), NODE, memory, PLAIN, turn * 30 * S)
-        if turn < 7:
+    for context in range(4, 8):
+        reported, memory = report_headroom(cpu(40, {0: 20, 1: 20}), NODE, memory, PLAIN, context * 30 * S)
+        if context < 7:
             assert (reported.cores, reported.cores_by_numa) == (20, {0: 20})
     assert (reported.cores, reported.cores_by_numa) == (36, {0: 18, 1: 18})
 
@@ -260,7 +261,7 @@ def gib(total: float, *parts: float) -> Headroom:
 
 
 def test_a_sample_without_parts_does_not_hold_the_total() -> None:
-    """80 GiB, then 10, in steps of 5; where they are was not known in the sample between."""
+    """80 GiB, then 10, in steps of 5; the sample between has no parts."""
     reported = run([gib(80, 40, 40)] * 4 + [gib(80)] + [gib(10, 5, 5)] * 4)[0]
     assert [item.memory_bytes for item in reported[3:]] == [g * GIB for g in (80, 80, 75, 70, 65, 60)]
     assert [item.memory_by_numa for item in reported[3:]] == [
@@ -276,17 +277,17 @@ def test_parts_expire_with_their_samples() -> None:
 
 def test_the_total_falls_while_a_new_numa_node_is_unknown() -> None:
     memory, reported = run([cpu(20, {0: 20})] * 4)[1], []
-    for turn in range(4, 8):
-        advertised, memory = report_headroom(cpu(6, {0: 3, 1: 3}), NODE, memory, PLAIN, turn * 30 * S)
+    for context in range(4, 8):
+        advertised, memory = report_headroom(cpu(6, {0: 3, 1: 3}), NODE, memory, PLAIN, context * 30 * S)
         reported.append((advertised.cores, advertised.cores_by_numa[0]))
     # at last node 0 is four steps down from 20, and node 1 is known: 4 and 3 parts of 6
     assert reported == [(16.5, 16.5), (13, 13), (9.5, 9.5), (6, pytest.approx(6 * 4 / 7))]
 
 
 def test_a_resource_without_new_inputs_is_stale_until_it_recovers() -> None:
-    """CPU is found to be 20 again and again, but for 10 minutes in which it is not; memory all the time."""
-    both, item = gib(80), msgspec.structs.replace(gib(80), cores=None)
-    both = msgspec.structs.replace(both, cores=20)
+    """The CPU headroom is 20 all the time but for 10 minutes without inputs; memory is always known."""
+    both, item = gib(80), replace(gib(80), cores=None)
+    both = replace(both, cores=20)
     reported = run([item] + [both] * 4 + [item] * 20 + [both] * 8, ReportConfig())[0]
     assert [each.stale for each in reported] == [("cpu",)] + [()] * 4 + [("cpu",)] * 20 + [("cpu",)] * 5 + [()] * 3
     # 600 s old: 4 + 16 x 270/720 = 10 at first; 14 and 18 on the way, and a step of 2
@@ -304,7 +305,7 @@ def test_a_reduction_by_a_stale_resource_is_stale() -> None:
         cores=20, cores_by_numa={0: 10, 1: 10}, memory_bytes=20.0 * GIB,
         memory_by_numa={0: 19.8 * GIB, 1: 0.2 * GIB}, reason=V,
     )  # fmt: skip
-    lost = msgspec.structs.replace(result, memory_bytes=None, memory_by_numa={})
+    lost = replace(result, memory_bytes=None, memory_by_numa={})
     reported = run([result] * 4 + [lost] * 29, ReportConfig())[0]
     assert [(item.cores, item.stale) for item in (reported[3], reported[9], reported[-1])] == [
         (20, ()),

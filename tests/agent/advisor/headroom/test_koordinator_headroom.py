@@ -1,4 +1,4 @@
-"""Koordinator's sums by its own conformance cases, and every branch of them."""
+"""Koordinator's sums: its own conformance cases, and every branch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which NUMA nodes are lent around pods that must not be lent from. Two sockets of two NUMA nodes each."""
+"""Reclaimable NUMA nodes around pods that are not reclaimable, on two sockets of two NUMA nodes each."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What one region leaves: Katalyst's own numbers, and what is missing."""
+"""Headroom of one region: Katalyst's own numbers, and missing inputs."""
 
 from __future__ import annotations
 
 import pytest
 
-from agent.advisor.headroom.headroom_policies import ProfileScore, RegionNeed, region_headroom
+from agent.advisor.headroom.headroom_policies import RegionNeed, region_headroom
 
 NEED = RegionNeed(name="share", upper_cores=90, estimate_cores=0)
 
@@ -18,47 +18,35 @@ def test_katalysts_vectors(policy: str, allocate: float, reclaim: float, expecte
         estimate_cores=0,
         reserved_for_allocate_cores=allocate,
         reserved_for_reclaim_cores=reclaim,
-        score=ProfileScore(value=100),
     )
     assert region_headroom(need, policy)[0] == expected
 
 
 @pytest.mark.parametrize(
-    ("policy", "estimate", "reclaimable", "score", "expected", "rule"),
+    ("policy", "estimate", "reclaimable", "expected", "rule"),
     [
-        ("none", 0.0, True, None, 0.0, "region_none"),
-        ("none", None, True, None, 0.0, "region_none"),
-        ("canonical", 100.0, True, None, 0.0, "region_canonical"),
-        ("canonical", 30.0, False, None, 60.0, "region_canonical"),  # whether it is lent is the assembler's affair
-        ("canonical", None, True, None, None, "region_unknown"),
-        ("numa-dedicated", 30.0, True, ProfileScore(value=50), 30.0, "region_numa_dedicated"),
-        ("numa-dedicated", 30.0, True, ProfileScore(value=25, least=20, most=30), 30.0, "region_numa_dedicated"),
-        ("numa-dedicated", 30.0, True, ProfileScore(value=0), 0.0, "region_numa_dedicated"),
-        ("numa-dedicated", 30.0, True, ProfileScore(value=250), 60.0, "region_numa_dedicated"),
-        ("numa-dedicated", 30.0, True, ProfileScore(value=-5), 0.0, "region_numa_dedicated"),
-        ("numa-dedicated", 30.0, True, ProfileScore(value=5, least=5, most=5), None, "region_score_unknown"),
-        ("numa-dedicated", 30.0, True, None, None, "region_score_unknown"),
-        ("numa-dedicated", None, True, ProfileScore(value=50), None, "region_unknown"),
-        ("numa-dedicated", None, False, None, 0.0, "region_reclaim_off"),
+        ("none", 0.0, True, 0.0, "region_none"),
+        ("none", None, True, 0.0, "region_none"),
+        ("canonical", 100.0, True, 0.0, "region_canonical"),
+        ("canonical", 30.0, False, 60.0, "region_canonical"),  # the assembler excludes what is not reclaimable
+        ("canonical", None, True, None, "region_unknown"),
+        ("numa-dedicated", 30.0, True, 60.0, "region_numa_dedicated"),
+        ("numa-dedicated", None, True, None, "region_unknown"),
+        ("numa-dedicated", None, False, 0.0, "region_reclaim_off"),
     ],
 )
 def test_every_branch(
-    policy: str,
-    estimate: float | None,
-    reclaimable: bool,
-    score: ProfileScore | None,
-    expected: float | None,
-    rule: str,
+    policy: str, estimate: float | None, reclaimable: bool, expected: float | None, rule: str
 ) -> None:
-    need = RegionNeed(name="r", upper_cores=90, estimate_cores=estimate, reclaimable=reclaimable, score=score)
-    cores, verdict = region_headroom(need, policy)
+    need = RegionNeed(name="r", upper_cores=90, estimate_cores=estimate, reclaimable=reclaimable)
+    cores, reason = region_headroom(need, policy)
     assert cores == (None if expected is None else pytest.approx(expected))
-    assert verdict.rule == rule
+    assert reason.rule == rule
 
 
 def test_the_reason_contains_the_numbers() -> None:
-    verdict = region_headroom(RegionNeed(name="dedicated-a/b", upper_cores=20, estimate_cores=7.5), "canonical")[1]
-    assert "dedicated-a/b leaves 12.50 cores: upper bound 20.00, less 7.50 needed" in verdict.text
+    reason = region_headroom(RegionNeed(name="dedicated-a/b", upper_cores=20, estimate_cores=7.5), "canonical")[1]
+    assert "dedicated-a/b leaves 12.50 cores: upper bound 20.00, less 7.50 needed" in reason.text
 
 
 def test_an_unknown_policy_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""What pods that lend nothing keep of a node, by level, way of lending and policy of headroom, through whole rounds."""
+"""CPU that pods which are not reclaimable keep, by level, CPU policy and headroom policy, in whole cycles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.engine import PolicyState, evaluate_policy
@@ -28,7 +29,7 @@ from tests.agent.advisor.builders import pod, snapshot, topology, waits
 
 def web(level: str = "", request: float | None = 24.0, **fields: Any) -> Pod:
     profile = msgspec.convert({"disableReclaimLevel": level}, ServiceProfile)
-    return msgspec.structs.replace(pod("web", QoSLevel.SHARED, request=request), profile=profile, **fields)
+    return replace(pod("web", QoSLevel.SHARED, request=request), profile=profile, **fields)
 
 
 def bound(level: str) -> Pod:
@@ -38,7 +39,7 @@ def bound(level: str) -> Pod:
 def story(
     pods: Sequence[Pod], config: Mapping[str, Any], node: Topology, used: float = 0.5, every_s: int = 1
 ) -> list[Advice]:
-    """Sixty rounds, in which pods use so many cores, and wait 0.1 ms at the most."""
+    """Run sixty cycles in which pods use these cores and wait at most 0.1 ms."""
     settings, state, result = msgspec.convert({"advisor": config}, AgentConfig), PolicyState(), []
     for second in range(0, 60 * every_s, every_s):
         current = snapshot(
@@ -71,7 +72,7 @@ def test_levels_under_latency(level: str, cores: float, reclaimable: float) -> N
 
 @pytest.mark.parametrize(("level", "cores"), [("", 43), ("Pod", 20), ("NUMA", 0), ("Socket", 0), ("Node", 0)])
 def test_levels_under_canonical(level: str, cores: float) -> None:
-    """The share pool shrinks by 2 each half a minute, down to the need, or to the 24 requested, and 4 for bursts."""
+    """The share pool shrinks by 2 every half a minute, to the need or to the 24 requested, plus 4 for bursts."""
     last = story([web(level)], {"policy": "canonical"}, topology(48), every_s=31)[-1]
     assert headroom_cores(last) == cores
 
@@ -96,7 +97,7 @@ def test_levels_of_a_pod_on_one_of_two_numa_nodes(level: str, reclaimable: float
 def test_a_pod_with_an_unreadable_profile_counts_with_its_request() -> None:
     profile, problems = parse_service_profile({PROFILE_KEY: "{targets"})
     assert problems
-    last = story([msgspec.structs.replace(web(), profile=profile)], {}, topology(48))[-1]
+    last = story([replace(web(), profile=profile)], {}, topology(48))[-1]
     assert (headroom_cores(last), last.reclaimable_cores) == (pytest.approx(20), 24)
     assert "default/web is not reclaimable" in (last.headroom.reason.text if last.headroom else "")
     assert "At most 24 of 48 cores are reclaimable" in last.reason.text
@@ -137,9 +138,7 @@ def forecast_headroom_cores(level: str, usage: float | None, peak: float) -> flo
         forecast=PeakForecast(peak=peak, trusted=True, reason=Reason(rule="calibrated", text="The peak is predicted.")),
         target_miss_ratio=0.055,
     )
-    memory = AdvisorState(
-        containers={"/web": msgspec.structs.replace(container, usage_cores=usage)}, forecasts=(current,)
-    )
+    memory = AdvisorState(containers={"/web": replace(container, usage_cores=usage)}, forecasts=(current,))
     config = msgspec.convert({"headroom": {"policy": "forecast"}}, AdvisorConfig)
     return compute_headroom(shot, None, config, memory, CpuAllowance(need_cores=1.0, reclaimable_cores=48.0)).cores
 
@@ -155,7 +154,7 @@ def test_unreclaimable_requests_are_reserved_on_top_of_the_predicted_peak(
 
 
 def test_koordinators_sums_count_its_request_as_use() -> None:
-    pods = [web("Pod"), msgspec.structs.replace(pod("api", QoSLevel.SHARED, request=4.0))]
+    pods = [web("Pod"), replace(pod("api", QoSLevel.SHARED, request=4.0))]
     change = Rates(
         node=NodeRates(interval_ns=1, busy_cores=1.5),
         cgroups={f"/{name}": CgroupRates(interval_ns=1, cpu_cores=0.5) for name in ("web", "api")},
@@ -165,10 +164,7 @@ def test_koordinators_sums_count_its_request_as_use() -> None:
     assert [demand.used for demand in budget.demands] == [24, 0.5]
     assert budget.system_used == 0.5
     _, state = evaluate_policy(shot, AgentConfig(), PolicyState(), shot.taken_at_ns)
-    needs = {
-        path: msgspec.structs.replace(item, usage_cores=0.5, ramping=False)
-        for path, item in state.advisor.containers.items()
-    }
+    needs = {path: replace(item, usage_cores=0.5, ramping=False) for path, item in state.advisor.containers.items()}
     assert prod_spare_cores(shot, change, needs, AdvisorConfig()) == pytest.approx(4 - 0.625)
 
 

@@ -1,11 +1,11 @@
-"""Small nodes for tables of memory advice: sizes in GiB, one container a pod."""
+"""Builders of small nodes for memory advice: sizes in GiB, one container per pod."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
 from api.measurements import UNLIMITED, CgroupLimits, Machine, MemoryZone, NumaNode, Pressure
@@ -30,7 +30,7 @@ def pod(
     exclusive: bool = False,
     **fields: Any,
 ) -> Pod:
-    """A pod whose container's cgroup is below ROOT if it is reclaimed."""
+    """Return a pod whose container's cgroup is below ROOT if it is reclaimed."""
     place = f"{ROOT}/{name}" if qos is QoSLevel.RECLAIMED else f"/{name}"
     container = Container(
         name=name, cgroup=place, memory_request_bytes=None if request is None else round(request * GIB)
@@ -48,7 +48,7 @@ def pod(
 
 
 def group(path: str, *, number: int = 7, read_at_ns: int | None = None, **fields: Any) -> CgroupSample:
-    """A cgroup of version 2: anon, file, shmem, mapped, inactive_* in GiB; on_numa is (anon, file) by node, in GiB."""
+    """Return a cgroup of version 2: anon, file, shmem, mapped, inactive_* in GiB; on_numa is (anon, file) by node, in GiB."""
     names = {"mapped": "file_mapped"}
     kinds = ("anon", "file", "shmem", "mapped", "inactive_anon", "inactive_file", "active_file")
     stat = {names.get(kind, kind): round(fields.pop(kind) * GIB) for kind in kinds if kind in fields}
@@ -94,7 +94,7 @@ def situation(
     machine: str = "",
     **fields: Any,
 ) -> MemoryInputs:
-    """A node whose NUMA nodes have `total`, `free` and `inactive` file cache each."""
+    """Return the inputs of a node whose NUMA nodes have `total`, `free` and `inactive` file cache each."""
     frees = list(free) if isinstance(free, Sequence) else [free] * numa
     full = {"MemTotal": total * numa, "MemFree": sum(frees), **(meminfo or {})}
     node = NodeSample(
@@ -134,15 +134,13 @@ def situation(
 
 
 def without(of: MemoryInputs, *names: str) -> MemoryInputs:
-    """The same where lines of the node's and its NUMA nodes' meminfo, or the node's settings, are not known."""
+    """Return the inputs without these lines of the node's and its NUMA nodes' meminfo, or without sysctl values."""
     node = of.snapshot.node
     state = {name: size for name, size in node.meminfo.items() if name not in names}
     numa = {
-        each: msgspec.structs.replace(
-            result, meminfo={name: size for name, size in result.meminfo.items() if name not in names}
-        )
+        each: replace(result, meminfo={name: size for name, size in result.meminfo.items() if name not in names})
         for each, result in node.numa.items()
     }
     sysctl = {name: value for name, value in node.sysctl.items() if name not in names}
-    node = msgspec.structs.replace(node, meminfo=state, numa=numa, sysctl=sysctl)
-    return msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=node))
+    node = replace(node, meminfo=state, numa=numa, sysctl=sysctl)
+    return replace(of, snapshot=replace(of.snapshot, node=node))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.memory.cache_reaper import ReapResult, reap_cache
 from agent.advisor.memory.memory_guard import node_condition, numa_conditions
@@ -19,7 +19,7 @@ CONFIG = MemoryConfig(reaper=CacheReaperConfig(enable=True))
 
 
 def node(caches: Sequence[float], *, free: float = 3, at_s: float = 1000, read_s: float = 1000) -> MemoryInputs:
-    """A node of 250 GiB that needs 8 - free GiB, and reclaimed containers with so much cache."""
+    """Return a node of 250 GiB that lacks 8 - free GiB, with reclaimed containers of these cache sizes."""
     pods = [pod(f"b{index}", QoSLevel.RECLAIMED) for index in range(len(caches))]
     groups = [
         group(f"{ROOT}/b{index}", anon=1, file=cache, read_at_ns=round(read_s * S))
@@ -69,9 +69,9 @@ def test_the_largest_cache_first_and_no_more_than_missing(
 
 def test_only_main_containers_of_reclaimed_pods() -> None:
     batch = pod("batch", QoSLevel.RECLAIMED)
-    side = msgspec.structs.replace(batch.containers[0], name="side", cgroup="/side", sidecar=True)
+    side = replace(batch.containers[0], name="side", cgroup="/side", sidecar=True)
     pods = [
-        msgspec.structs.replace(batch, containers=(*batch.containers, side)),
+        replace(batch, containers=(*batch.containers, side)),
         pod("online", QoSLevel.SHARED),
         pod("system", QoSLevel.SYSTEM),
         pod("own", QoSLevel.DEDICATED),
@@ -128,8 +128,8 @@ def test_offload_requests_count_as_released_until_a_new_reading(read_s: float, e
 def test_a_recreated_container_is_a_new_one() -> None:
     first = run(node((4,), free=3))
     again = node((4,), free=3, at_s=1001, read_s=1001)
-    groups = {path: msgspec.structs.replace(each, id=99) for path, each in again.snapshot.cgroups.items()}
-    of = msgspec.structs.replace(again, snapshot=msgspec.structs.replace(again.snapshot, cgroups=groups))
+    groups = {path: replace(each, id=99) for path, each in again.snapshot.cgroups.items()}
+    of = replace(again, snapshot=replace(again.snapshot, cgroups=groups))
     assert requested_bytes(run(of, first)) == {"b0": 4}
 
 
@@ -151,7 +151,7 @@ def test_a_numa_node_counts_its_own_cache() -> None:
 
 def test_version_1_counts_pages() -> None:
     pages = 3 * GIB // 4096
-    sample = msgspec.structs.replace(
+    sample = replace(
         group(f"{ROOT}/b", stat={"total_rss": 0, "total_cache": 3 * GIB}),
         numa_stat={
             "total": {0: pages},
@@ -174,9 +174,9 @@ def test_unmeasured_containers_are_skipped_and_counted() -> None:
 
 
 def test_unknown_pressure_drops_nothing() -> None:
-    of = msgspec.structs.replace(node((10,), free=0))
-    bare = msgspec.structs.replace(of.snapshot.node, sysctl={})
-    unknown = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=bare))
+    of = replace(node((10,), free=0))
+    bare = replace(of.snapshot.node, sysctl={})
+    unknown = replace(of, snapshot=replace(of.snapshot, node=bare))
     assert node_condition(unknown, CONFIG).state is MemoryPressure.UNKNOWN
     result = run(unknown)
     assert (result.knob_requests, result.reason.rule) == ((), "memory_reap_unknown")

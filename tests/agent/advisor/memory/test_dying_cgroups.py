@@ -1,4 +1,4 @@
-"""What removed cgroups left behind."""
+"""Reclaim of memory that removed cgroups left behind."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.memory.memory_advisor import advise_memory
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs, ReclaimRoot
@@ -35,14 +36,14 @@ EVERYTHING = MemoryConfig(
 
 
 def test_without_any_input_there_are_no_requests_and_no_headroom() -> None:
-    """Not even the number of its CPUs; and every part says what it lacks, or that it has nothing to do."""
+    """Not even the number of CPUs is known; every reason names its missing input."""
     bare = Snapshot(
         seq=1, taken_at_ns=0, wall_time_ns=0, boot_id="b", topology=Topology(cpus=()), node=NodeSample(),
         cgroups={}, pods=(pod("web", QoSLevel.SHARED), pod("batch", RECLAIMED)),
     )  # fmt: skip
     of = MemoryInputs(snapshot=bare, now_ns=0, root=ReclaimRoot(path=ROOT))
     for policy in ("canonical", "numa_aware"):
-        config = msgspec.structs.replace(EVERYTHING, policy=policy)
+        config = replace(EVERYTHING, policy=policy)
         advice, state = advise_memory(of, MemoryAdvisorState(headroom_bytes=5.0), config)
         assert advice.headroom_bytes is None
         assert advice.headroom_reason.rule == "memory_inputs_missing"
@@ -52,7 +53,7 @@ def test_without_any_input_there_are_no_requests_and_no_headroom() -> None:
 
 
 def loaded(at_s: float = 1000, **fields: Any) -> MemoryInputs:
-    """Two NUMA nodes, the first slow and nearly full, with a batch and an online pod of 4 GiB there."""
+    """Return two NUMA nodes, the first slow and nearly full, with a batch and an online pod of 4 GiB there."""
     pods = [pod("web", QoSLevel.SHARED), pod("batch", RECLAIMED)]
     groups = [
         group(
@@ -82,7 +83,7 @@ def test_everything_at_once() -> None:
 
 def test_a_cycle_on_the_same_readings_repeats_no_one_shot_request() -> None:
     _, state = advise_memory(loaded(), MemoryAdvisorState(), EVERYTHING)
-    later = msgspec.structs.replace(loaded(), now_ns=1001 * S)
+    later = replace(loaded(), now_ns=1001 * S)
     again, after = advise_memory(later, state, EVERYTHING)
     assert {request.knob for request in again.knob_requests} == {Knob.MEMORY_MAX, Knob.MEMORY_HIGH}
     assert advise_memory(later, state, EVERYTHING) == (again, after)
@@ -99,7 +100,7 @@ sizes = st.floats(0, 20)
     policy=st.sampled_from(["psi", "refault", "integrated", "senpai"]),
     swap=st.booleans(),
     free=st.lists(st.floats(0, 60), min_size=2, max_size=2),
-    rounds=st.lists(st.sampled_from([1.0, 6.0, 31.0]), min_size=1, max_size=4),
+    cycles=st.lists(st.sampled_from([1.0, 6.0, 31.0]), min_size=1, max_size=4),
 )
 def test_requests_concern_only_reclaimed_pods_unless_offloading_is_configured_for_a_level(
     pods: list[tuple[QoSLevel, float, float, bool, bool]],
@@ -107,7 +108,7 @@ def test_requests_concern_only_reclaimed_pods_unless_offloading_is_configured_fo
     policy: str,
     swap: bool,
     free: list[float],
-    rounds: list[float],
+    cycles: list[float],
 ) -> None:
     layer = OffloadingLayerConfig(enable=True, enable_swap=swap, policy=policy)  # type: ignore[arg-type]
     config = MemoryConfig(
@@ -117,7 +118,7 @@ def test_requests_concern_only_reclaimed_pods_unless_offloading_is_configured_fo
     touchable = {ROOT} | {p.containers[0].cgroup for p in named if p.qos is RECLAIMED}
     by_path = {p.containers[0].cgroup: p.qos for p in named}
     state, at_s = MemoryAdvisorState(), 1000.0
-    for index, step in enumerate(rounds):
+    for index, step in enumerate(cycles):
         at_s += step
         groups = [
             group(
@@ -151,22 +152,22 @@ LOSSES = (
 
 
 def lossy(of: MemoryInputs, losses: set[str]) -> MemoryInputs:
-    """The same where so much is not known."""
+    """Return the inputs without these parts."""
     of = without(of, *losses)
     node = of.snapshot.node
     bare: dict[str, Any] = {"zones": (), "numa": {}, "sysctl": {}}
-    node = msgspec.structs.replace(node, **{name: bare[name] for name in bare.keys() & losses})
+    node = replace(node, **{name: bare[name] for name in bare.keys() & losses})
     if "total" in losses:
-        node = msgspec.structs.replace(node, memory_total_bytes=None)
+        node = replace(node, memory_total_bytes=None)
     cgroups = dict(of.snapshot.cgroups)
     blank = CgroupSample(path="", id=0)
     for loss in losses:
         pod_name, _, field = loss.partition(" ")
         path = {"web": "/web", "batch": f"{ROOT}/batch", "root": ROOT}.get(pod_name)
         if path and field:
-            cgroups[path] = msgspec.structs.replace(cgroups[path], **{field: getattr(blank, field)})
-    snapshot = msgspec.structs.replace(of.snapshot, node=node, cgroups=cgroups)
-    return msgspec.structs.replace(of, snapshot=snapshot)
+            cgroups[path] = replace(cgroups[path], **{field: getattr(blank, field)})
+    snapshot = replace(of.snapshot, node=node, cgroups=cgroups)
+    return replace(of, snapshot=snapshot)
 
 
 @settings(max_examples=200)

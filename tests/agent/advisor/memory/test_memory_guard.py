@@ -1,11 +1,11 @@
-"""The limit on all reclaimed pods together."""
+"""The memory limit of all reclaimed pods together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.memory.memory_guard import limit_reclaimed_memory
 from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
@@ -47,7 +47,7 @@ def test_the_zones_watermark_counts_where_it_is_higher(low: float, factor: float
 def test_an_exclusive_numa_node_adds_only_existing_use() -> None:
     of = situation([OWN], [root(on_numa={0: (1, 0), 1: (2, 0)})], numa=2, free=20, not_reclaimable=("default/own",))
     assert limits(of)[f"{ROOT} memory.max"] == str((17 + 2) * GIB)
-    nowhere = msgspec.structs.replace(of, forbidden_numa=(0, 1))
+    nowhere = replace(of, forbidden_numa=(0, 1))
     assert limits(nowhere)[f"{ROOT} memory.max"] == str(3 * GIB)
 
 
@@ -77,7 +77,7 @@ def test_a_root_of_a_numa_node_below_the_other_counts_once() -> None:
 
 @pytest.mark.parametrize(("charged", "expected"), [(15.5, 16), (16.5, 16.5)])
 def test_no_limit_below_what_is_charged(charged: float, expected: float) -> None:
-    """15 GiB of pages on the NUMA node, 1 more that may be used, and the kernel's own memory on behalf of the group."""
+    """15 GiB of pages on the NUMA node, 1 GiB free to use, and kernel memory charged to the group."""
     of = situation([], [root(on_numa={0: (10, 5)}, memory_bytes=round(charged * GIB))], free=5)
     assert limits(of)[f"{ROOT} memory.max"] == str(round(expected * GIB))
 
@@ -104,7 +104,7 @@ def test_it_shrinks_at_once_and_grows_by_steps(free: float, before: float, expec
         situation([], [root()], free=20),
         without(situation([], [root(on_numa={0: (10, 5)})]), "MemFree"),
         situation([], [root(on_numa={0: (10, 5)}, read_at_ns=900 * 10**9)]),
-        situation([msgspec.structs.replace(OWN, bound_numa=())], [root(on_numa={0: (10, 5)})],
+        situation([replace(OWN, bound_numa=())], [root(on_numa={0: (10, 5)})],
                   not_reclaimable=("default/own",)),
         situation([], [root(on_numa={0: (10, 5)})], root=ReclaimRoot(path="/elsewhere")),
     ],
@@ -120,8 +120,8 @@ def test_where_an_input_is_missing_the_limit_stays_as_it_was(of: MemoryInputs) -
 
 def test_unknown_watermarks_keep_the_limit() -> None:
     of = situation([], [root(on_numa={0: (10, 5)})])
-    node = msgspec.structs.replace(of.snapshot.node, zones=())
-    unknown = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=node))
+    node = replace(of.snapshot.node, zones=())
+    unknown = replace(of, snapshot=replace(of.snapshot, node=node))
     assert limit_reclaimed_memory(unknown, CONFIG, {}).reason.rule == "memory_guard_unknown"
 
 
@@ -141,5 +141,5 @@ def test_without_a_root_nothing_is_limited() -> None:
     of = situation([pod("batch", QoSLevel.RECLAIMED)], [group(f"{ROOT}/batch", on_numa={0: (1, 1)})])
     assert limit_reclaimed_memory(of, CONFIG, {}).knob_requests == ()
     assert limit_reclaimed_memory(of, CONFIG, {}).reason.rule == "memory_guard_no_root"
-    named = msgspec.structs.replace(CONFIG, reclaim_root="/typo")
+    named = replace(CONFIG, reclaim_root="/typo")
     assert limit_reclaimed_memory(of, named, {}).reason.text.startswith("There is no cgroup /typo (memory.reclaimRoot)")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.memory.memory_headroom import compute_memory_headroom
 from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
@@ -112,8 +112,8 @@ def test_estimated_need_of_containers(name: Pod, fields: dict[str, object], expe
 
 def test_a_sidecar_of_a_pod_with_its_own_numa_node_needs_nothing_more() -> None:
     main = pod("a", DEDICATED, request=30, bound=(0,), exclusive=True)
-    side = msgspec.structs.replace(main.containers[0], name="side", cgroup="/side", sidecar=True)
-    both = msgspec.structs.replace(main, containers=(*main.containers, side))
+    side = replace(main.containers[0], name="side", cgroup="/side", sidecar=True)
+    both = replace(main, containers=(*main.containers, side))
     of = situation([both], numa=2, total=50, not_reclaimable=("default/a",))
     assert compute_memory_headroom(of, FOUR, None).bytes == pytest.approx((96 - 50) * GIB)
 
@@ -202,7 +202,7 @@ def test_the_limit_of_a_bound_root_counts_on_its_numa_node() -> None:
     groups = [
         root(limit=60 * GIB),
         group(f"{ROOT}/batch"),
-        msgspec.structs.replace(root(limit=15 * GIB), path="/kubepods/besteffort-1"),
+        replace(root(limit=15 * GIB), path="/kubepods/besteffort-1"),
     ]
     of = situation([bound], groups, numa=2, scale=500, numa_roots={1: "/kubepods/besteffort-1"})
     result = compute_memory_headroom(of, numa_aware(oversold=2.0), None)
@@ -235,8 +235,8 @@ def test_a_missing_input_gives_no_headroom(of: MemoryInputs, config: MemoryConfi
 
 def test_old_readings_of_numa_nodes_give_no_headroom() -> None:
     of = situation(numa=2)
-    node = msgspec.structs.replace(of.snapshot.node, files_read_at_ns=900 * 10**9)
-    old = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=node))
+    node = replace(of.snapshot.node, files_read_at_ns=900 * 10**9)
+    old = replace(of, snapshot=replace(of.snapshot, node=node))
     assert compute_memory_headroom(old, numa_aware(), None).bytes is None
 
 

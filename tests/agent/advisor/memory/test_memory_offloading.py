@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs
 from agent.advisor.memory.memory_offloading import (
@@ -76,7 +76,7 @@ def test_each_setting_is_laid_over_by_itself() -> None:
 )
 def test_the_pool_of_a_pod(qos: QoSLevel, named: str, pool: str) -> None:
     name = pod("x", qos)
-    name = msgspec.structs.replace(name, enhancements=Enhancements(cpuset_pool=named))
+    name = replace(name, enhancements=Enhancements(cpuset_pool=named))
     config = OffloadingConfig(pools={pool: ON})
     assert pod_offload_settings(name, situation([name]), config).enable
 
@@ -107,7 +107,7 @@ def config(policy: str = "psi", **fields: Any) -> MemoryConfig:
 def node(
     at_s: float, *, swap: tuple[float, float] = (0, 0), read_s: float | None = None, name: Pod = WEB, **fields: Any
 ) -> MemoryInputs:
-    """10 GiB in use, 8 of it cache, without pressure unless it is said."""
+    """Return a node with 10 GiB in use, 8 of it cache, by default without pressure."""
     base: dict[str, Any] = {"memory_bytes": 10 * GIB, "avg60": 0.0, "anon": 2, "file": 8, "mapped": 1}
     base |= {"inactive_anon": 1, "inactive_file": 3, "active_file": 5}
     base["io_pressure"] = Pressure(some_us=0, some_avg10=0.0)
@@ -221,7 +221,7 @@ def test_senpai_swaps_no_faster_than_a_mib_a_second() -> None:
     ],
 )
 def test_swap(swap: tuple[float, float], enable: bool, value: str | None, given: dict[str, int]) -> None:
-    """Of 10 GiB none is cache that could be given up without swap."""
+    """None of the 10 GiB is cache that could be released without swap."""
     result = run(node(1000, swap=swap, file=1.9, mapped=1), config(enable_swap=enable))
     assert [request.value for request in result.knob_requests if request.knob is Knob.SWAP_MAX] == (
         [] if value is None else [value]
@@ -241,13 +241,11 @@ def test_swap_stays_as_it_was_where_a_reading_is_missing(enable: bool) -> None:
     value, settings = "max" if enable else "0", config(enable_swap=enable)
     first = run(node(1000, swap=(10, 2)), settings)
     blind = node(1001)
-    unknown = msgspec.structs.replace(blind.snapshot.node, meminfo={})
-    blind = msgspec.structs.replace(blind, snapshot=msgspec.structs.replace(blind.snapshot, node=unknown))
-    no_pods = msgspec.structs.replace(blind, snapshot=msgspec.structs.replace(blind.snapshot, cgroups={}))
-    other = msgspec.structs.replace(blind.snapshot.cgroups["/web"], id=8)
-    made_anew = msgspec.structs.replace(
-        blind, snapshot=msgspec.structs.replace(blind.snapshot, cgroups={"/web": other})
-    )
+    unknown = replace(blind.snapshot.node, meminfo={})
+    blind = replace(blind, snapshot=replace(blind.snapshot, node=unknown))
+    no_pods = replace(blind, snapshot=replace(blind.snapshot, cgroups={}))
+    other = replace(blind.snapshot.cgroups["/web"], id=8)
+    made_anew = replace(blind, snapshot=replace(blind.snapshot, cgroups={"/web": other}))
 
     def swaps(result: OffloadResult) -> list[str]:
         return [request.value for request in result.knob_requests if request.knob is Knob.SWAP_MAX]
@@ -289,11 +287,11 @@ def test_caps(fields: dict[str, Any], expected: int) -> None:
 )
 def test_a_missing_input_gives_no_offload_request(policy: str, change: dict[str, Any], what: str) -> None:
     of = node(1000)
-    sample = msgspec.structs.replace(of.snapshot.cgroups["/web"], **change)
-    snapshot = msgspec.structs.replace(of.snapshot, cgroups={**of.snapshot.cgroups, "/web": sample})
-    result = run(msgspec.structs.replace(of, snapshot=snapshot), config(policy))
+    sample = replace(of.snapshot.cgroups["/web"], **change)
+    snapshot = replace(of.snapshot, cgroups={**of.snapshot.cgroups, "/web": sample})
+    result = run(replace(of, snapshot=snapshot), config(policy))
     assert requested_bytes(result) == {}
-    assert [verdict.rule for verdict in result.reasons] == ["memory_offload_unknown"]
+    assert [reason.rule for reason in result.reasons] == ["memory_offload_unknown"]
     assert what in result.reasons[0].text
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.memory.memory_guard import node_condition, numa_conditions
 from agent.advisor.memory.memory_inputs import MemoryInputs
@@ -71,8 +71,8 @@ def test_missing_inputs_are_no_pressure(of: MemoryInputs, what: str) -> None:
 
 def test_an_old_reading_of_a_numa_node_is_no_pressure() -> None:
     of = situation(free=0)
-    node = msgspec.structs.replace(of.snapshot.node, files_read_at_ns=969 * 10**9)
-    old = msgspec.structs.replace(of, snapshot=msgspec.structs.replace(of.snapshot, node=node))
+    node = replace(of.snapshot.node, files_read_at_ns=969 * 10**9)
+    old = replace(of, snapshot=replace(of.snapshot, node=node))
     assert numa_conditions(old, CONFIG)[0].state is UNKNOWN
     assert node_condition(old, CONFIG).state is DROP  # /proc/meminfo is read every time
 

@@ -1,4 +1,4 @@
-"""Laws of offloading, in numbers computed by hand from Katalyst's formulas and oomd's."""
+"""Offloading policies against numbers computed by hand from Katalyst's formulas and oomd's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_refault(pages: memory_offloading.ReclaimedPages, last: float, expected:
 
 
 def test_refault_starts_without_inactive_pages() -> None:
-    """With a tenth of 1 % of the use; from then on it grows like any other."""
+    """It starts with a tenth of 1 % of the use and then grows as usual."""
     quiet = memory_offloading.ReclaimedPages(0, 0, 0)
     assert memory_offloading.refault_target(0.0, quiet, inactive=0.0, usage=10_000.0, targets=TARGETS) == pytest.approx(
         10

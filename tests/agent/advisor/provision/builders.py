@@ -1,4 +1,4 @@
-"""Pods, needs and situations for the tables of CPU provision."""
+"""Builders of pods, demands and inputs for CPU provision."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _pod(
 
 
 def steady(usage: float | None, *, load1: float | None = None, ramping: bool = False) -> ContainerDemand:
-    """Demand of a container that was measured for a while."""
+    """Return the demand of a container that was measured for a while."""
     return ContainerDemand(
         cgroup_id=100, first_seen_ns=0, last_seen_ns=0, ramping=ramping, usage_cores=usage, load1=load1, load5=load1
     )
@@ -58,7 +58,7 @@ def situation(
     usage: Mapping[str, float | None] | None = None,
     **more: Any,
 ) -> ProvisionInputs:
-    """`usage` is by pod; one that is not named there is taken at its request."""
+    """Return provision inputs; a pod that is not in `usage` counts with its request."""
     needs = {f"/{name}": steady(cores) for name, cores in (usage or {}).items()}
     nodes = topology(cpus) if isinstance(cpus, int) else cpus
     return ProvisionInputs(
@@ -67,7 +67,7 @@ def situation(
 
 
 def cpus_of(advice: CpuAdvice) -> dict[str | tuple[str, int], int]:
-    """Sizes by pool, or by pool and NUMA node where they are bound to one."""
+    """Return sizes by pool, or by pool and NUMA node for bound pools."""
     return {(size.pool if size.numa < 0 else (size.pool, size.numa)): size.cpus for size in advice.sizes}
 
 

@@ -1,4 +1,4 @@
-"""Targets that follow predictions: slots, special times, bounds, both versions, and predictions that are missing."""
+"""Targets adjusted by predictions: slots, special times, bounds, both versions, and missing predictions."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def predictions_of(*values: float, at_s: float = 100, ignored: tuple[float, ...]
 
 
 def target(predictions: LatencyPredictions | None, settings: InferenceConfig, minute: int = 600) -> tuple[float, str]:
-    signals, verdict = adjust_targets(SIGNALS, ["a/b"], predictions, settings, 110 * S, minute)
+    signals, reason = adjust_targets(SIGNALS, ["a/b"], predictions, settings, 110 * S, minute)
     assert signals[0] == SIGNALS[0]
-    return signals[1].target, verdict.rule
+    return signals[1].target, reason.rule
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_without_predictions_targets_are_unchanged(
 
 
 def test_the_reason_contains_the_numbers() -> None:
-    verdict = adjust_targets(SIGNALS, ["a/b"], predictions_of(0.1, 0.3), config(), 110 * S, 0)[1]
+    reason = adjust_targets(SIGNALS, ["a/b"], predictions_of(0.1, 0.3), config(), 110 * S, 0)[1]
     reported = "The mean prediction of 2 containers is 0.2: the slot below 0.3 has +0.2, so the target is 0.75 instead of 0.55."
-    assert verdict.text == reported
+    assert reason.text == reported
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""Which pods are kept apart: loads, rounds, the way back, and how many may be."""
+"""Load isolation: loads, cycles, lock-out, and bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import IsolationLoad, ProvisionState
 from agent.advisor.provision.load_isolation import fits_numa_nodes, isolate_pods
@@ -21,14 +21,14 @@ PODS = [shared("a", 2, 2), shared("b", 8, 8), shared("c", 10, 10)]
 
 
 def story(
-    rounds: Sequence[tuple[float, Mapping[str, float]]],
+    cycles: Sequence[tuple[float, Mapping[str, float]]],
     config: IsolationConfig = CONFIG,
     pods: Sequence[Pod] = PODS,
     **more: Any,
 ) -> list[tuple[str, ...]]:
     """Isolated pods after each cycle; a cycle is its time and the runnable tasks by pod."""
     memory, current = ProvisionState(), []
-    for at_s, runnable in rounds:
+    for at_s, runnable in cycles:
         built = situation(
             pods, cpus=topology(48, numa=2), at_s=at_s, runnable={f"/{n}": r for n, r in runnable.items()}, **more
         )
@@ -62,11 +62,11 @@ def test_isolated_after_three_cycles_in_a_row() -> None:
 
 def test_isolation_ends_two_minutes_after_its_load_fell() -> None:
     loud, quiet = {"a": 9.0}, {"a": 1.0}
-    rounds = [(0, loud), (1, loud), (2, loud), (10, quiet), (129, quiet), (130, quiet), (131, loud)]
-    assert story(rounds) == [(), (), ("a",), ("a",), ("a",), (), ()]
+    cycles = [(0, loud), (1, loud), (2, loud), (10, quiet), (129, quiet), (130, quiet), (131, loud)]
+    assert story(cycles) == [(), (), ("a",), ("a",), ("a",), (), ()]
     # The time restarts when the load rises in between.
-    rounds = [(0, loud), (1, loud), (2, loud), (10, quiet), (100, loud), (101, quiet), (220, quiet), (221, quiet)]
-    assert story(rounds)[2:] == [("a",), ("a",), ("a",), ("a",), ("a",), ()]
+    cycles = [(0, loud), (1, loud), (2, loud), (10, quiet), (100, loud), (101, quiet), (220, quiet), (221, quiet)]
+    assert story(cycles)[2:] == [("a",), ("a",), ("a",), ("a",), ("a",), ()]
 
 
 def test_without_a_measurement_every_pod_stays_as_it_is() -> None:
@@ -96,9 +96,9 @@ def test_bounds_of_isolated_pods(config: IsolationConfig, expected: tuple[str, .
 
 
 def test_an_isolated_pod_is_not_displaced_by_another() -> None:
-    rounds = [(k, {"a": 99.0}) for k in range(3)] + [(k, dict.fromkeys("abc", 99.0)) for k in range(3, 8)]
+    cycles = [(k, {"a": 99.0}) for k in range(3)] + [(k, dict.fromkeys("abc", 99.0)) for k in range(3, 8)]
     config = IsolationConfig(enabled=True, max_resource_ratio=1.0, max_pod_ratio=0.5)
-    assert story(rounds, config)[2:] == [("a",)] * 6
+    assert story(cycles, config)[2:] == [("a",)] * 6
 
 
 def test_the_only_pod_of_a_pool_is_never_isolated() -> None:
@@ -108,9 +108,9 @@ def test_the_only_pod_of_a_pool_is_never_isolated() -> None:
 def test_bounds_are_of_each_pool_and_its_name_is_without_the_numa_node() -> None:
     pods = [*PODS, *(shared(f"n{k}", 4, 4, numa=(1,)) for k in range(6))]
     loud = dict.fromkeys(("a", "n0", "n1"), 99.0)
-    rounds = [(k, loud) for k in range(3)]
-    assert story(rounds, CONFIG, pods)[-1] == ("a", "n1")
-    assert story(rounds, IsolationConfig(enabled=True, disabled_pools=("share",)), pods)[-1] == ()
+    cycles = [(k, loud) for k in range(3)]
+    assert story(cycles, CONFIG, pods)[-1] == ("a", "n1")
+    assert story(cycles, IsolationConfig(enabled=True, disabled_pools=("share",)), pods)[-1] == ()
 
 
 def test_dedicated_and_ramping_pods_are_not_isolated() -> None:
@@ -121,9 +121,7 @@ def test_dedicated_and_ramping_pods_are_not_isolated() -> None:
 
 
 def test_any_container_isolates_its_pod_and_removed_ones_are_dropped() -> None:
-    two = msgspec.structs.replace(
-        PODS[0], containers=(*PODS[0].containers, Container(name="x", cgroup="/x", cpu_limit_cores=1.0))
-    )
+    two = replace(PODS[0], containers=(*PODS[0].containers, Container(name="x", cgroup="/x", cpu_limit_cores=1.0)))
     pods = [two, *PODS[1:]]
     assert story([(k, {"a": 0.5, "x": 1.6}) for k in range(3)], CONFIG, pods)[-1] == ("a",)
     memory = ProvisionState(loads={"/gone": IsolationLoad(rounds=2)})
@@ -135,11 +133,11 @@ def test_any_container_isolates_its_pod_and_removed_ones_are_dropped() -> None:
 
 def test_reasons_contain_the_lock_out_time() -> None:
     memory = ProvisionState(loads={"/a": IsolationLoad(calm_since_ns=990 * S)}, isolated=("default/a",))
-    (verdict,) = isolate_pods(situation(PODS, runnable={"/a": 1.25}), memory, CONFIG).pods.values()
-    assert verdict.rule == "isolation_lock_out"
-    assert verdict.text == "default/a stays isolated until 120 s after its load fell to 1.2 runnable tasks"
-    assert verdict.threshold == 3.0
-    assert verdict.inputs == {"runnable": 1.25, "cores": 2.0, "rounds": 0, "container": "/a"}
+    (reason,) = isolate_pods(situation(PODS, runnable={"/a": 1.25}), memory, CONFIG).pods.values()
+    assert reason.rule == "isolation_lock_out"
+    assert reason.text == "default/a stays isolated until 120 s after its load fell to 1.2 runnable tasks"
+    assert reason.threshold == 3.0
+    assert reason.inputs == {"runnable": 1.25, "cores": 2.0, "rounds": 0, "container": "/a"}
 
 
 # Katalyst's own node: eight pods in three pools; a container is (runnable, request, limit).
@@ -188,7 +186,7 @@ def test_katalysts_eight_pods(config: IsolationConfig, were: str, expected: str)
                 Container(name=f"c{k}", cgroup=f"/{uid}/c{k}", cpu_request_cores=request, cpu_limit_cores=limit)
             )
             runnable[built[-1].cgroup] = float(tasks)
-        pods.append(msgspec.structs.replace(shared(uid, pool=pool), containers=tuple(built)))
+        pods.append(replace(shared(uid, pool=pool), containers=tuple(built)))
     pods.append(dedicated("uid4", 4))
     memory = ProvisionState(isolated=tuple(f"default/uid{digit}" for digit in were))
     result = isolate_pods(situation(pods, runnable=runnable), memory, config)

@@ -1,4 +1,4 @@
-"""Sizes of pools from what regions ask for: Katalyst's own cases on two NUMA nodes of 24 CPUs, 4 of each reserved."""
+"""Pool sizes by regions' requests: Katalyst's own cases on two NUMA nodes of 24 CPUs, 4 of each reserved."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[
             {"share-a": 24, "share-b": 24},
             {NOT_NUMA_BOUND: {"share-a": 1, "share-b": 16}},
         ),
-        # Of one that is not reclaimable nothing is lent.
+        # Of one that is not reclaimable nothing is reclaimable.
         (
             OVERLAP,
             [share("share-a", 6, requested=8, reclaimable=False), share("share-b", 8, requested=8)],
@@ -335,7 +335,7 @@ def test_without_overlap_cpus_that_a_dedicated_pod_does_not_require_are_reclaima
                 ("reclaim", 1): 4,
             },
         ),
-        # There they fill the node like all others where nothing is lent.
+        # There they fill the node like all others where nothing is reclaimable.
         (
             OFF,
             [share("share", 6, requested=6), dedicated("d", 8, 0, requested=8), dedicated("e", 16, 1, requested=16)],

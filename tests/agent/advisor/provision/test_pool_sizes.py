@@ -1,4 +1,4 @@
-"""Arithmetic of pools: Katalyst's own vectors, and what holds of any sizes."""
+"""Arithmetic of pool sizes: Katalyst's own vectors, and properties of any sizes."""
 
 from __future__ import annotations
 

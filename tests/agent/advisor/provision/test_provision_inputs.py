@@ -1,11 +1,11 @@
-"""Where reclaimed pods use their CPU, as CPU provision takes it."""
+"""CPU use of reclaimed pods by NUMA node, as an input of CPU provision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.provision.provisioner import build_provision_inputs
@@ -20,7 +20,7 @@ EVEN = {"reclaim": (*range(8), *range(24, 32))}
 
 
 def batch(name: str, *numa: int) -> Pod:
-    return msgspec.structs.replace(pod(name, QoSLevel.RECLAIMED), bound_numa=numa)
+    return replace(pod(name, QoSLevel.RECLAIMED), bound_numa=numa)
 
 
 @pytest.mark.parametrize(

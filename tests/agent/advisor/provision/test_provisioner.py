@@ -1,4 +1,4 @@
-"""CPU provision as a whole: the tutorial's numbers, Katalyst's own cases on 96 CPUs, and what holds of any node."""
+"""CPU provision: the tutorial's numbers, Katalyst's own cases on 96 CPUs, and properties of any node."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import ProvisionInputs, ProvisionState, RegionState
 from agent.advisor.provision.provisioner import provision_cpus
@@ -218,7 +219,7 @@ def test_overlap_shares_the_same_cpus() -> None:
     # A fresh start begins with the pods' requests and reclaims two more CPUs every half a minute.
     advice, memory = provision_cpus(built, FRESH, ADVISOR, ProvisionConfig(overlap=True))
     assert reclaim_pool(advice).overlap == {"share": 40}
-    later = msgspec.structs.replace(built, now_ns=built.now_ns + 30 * S)
+    later = replace(built, now_ns=built.now_ns + 30 * S)
     assert reclaim_pool(provision_cpus(built, memory, ADVISOR, ProvisionConfig(overlap=True))[0]).overlap == {
         "share": 40
     }
@@ -245,7 +246,7 @@ def test_only_bound_nodes_have_a_quota() -> None:
     assert region(advice, "share").policy == "canonical"
     assert "not bound to a NUMA node" in region(advice, "share").reason.text
     # Without measurements the quota stays: it does not become what the requirement would leave.
-    blind = msgspec.structs.replace(built, reclaim_use_cores={})
+    blind = replace(built, reclaim_use_cores={})
     assert reclaim_pool(provision_cpus(blind, memory, ADVISOR, config)[0], 1).quota_cores == pytest.approx(3.6)
 
 
@@ -274,7 +275,7 @@ def test_a_dedicated_pod_on_the_only_numa_node_leaves_the_rest_to_the_share_pool
 
 
 def apart(
-    runnable: float, *, rounds: int = 3, **more: float
+    runnable: float, *, cycles: int = 3, **more: float
 ) -> tuple[ProvisionInputs, ProvisionState, ProvisionConfig]:
     config = ProvisionConfig(isolation=IsolationConfig(enabled=True))
     pods = [shared("pod1", 2, more.get("limit", 2)), shared("pod2", 20, 20), shared("pod3", 30, 30)]
@@ -286,7 +287,7 @@ def apart(
         runnable={"/pod1": runnable, "/pod2": 8.0, "/pod3": 4.0},
     )
     memory = ProvisionState(regions={"share": RegionState(requirement=84)})
-    for _ in range(rounds - 1):
+    for _ in range(cycles - 1):
         _, memory = provision_cpus(built, memory, ADVISOR, config)
     return built, memory, config
 
@@ -305,9 +306,7 @@ def test_an_overloaded_pod_is_isolated_in_the_third_cycle() -> None:
 
 def test_pods_that_do_not_fit_are_not_isolated() -> None:
     built, memory, config = apart(50.0, limit=8.0)
-    crowded = msgspec.structs.replace(
-        memory, regions={"share": RegionState(requirement=90, last_ramp_down_ns=built.now_ns - 31 * S)}
-    )
+    crowded = replace(memory, regions={"share": RegionState(requirement=90, last_ramp_down_ns=built.now_ns - 31 * S)})
     advice, memory = provision_cpus(built, crowded, ADVISOR, config)
     assert advice.isolated == memory.isolated == ()
     assert cpus_of(advice) == {"reserve": 2, "share": 88, "reclaim": 6}
@@ -329,7 +328,7 @@ def situations(draw: st.DrawFn) -> ProvisionInputs:
         qos = draw(LEVELS)
         make = dedicated if qos is QoSLevel.DEDICATED else shared
         pod = make(f"p{k}", cores, numa=where, pool=pool, exclusive=qos is QoSLevel.DEDICATED and draw(st.booleans()))
-        pods.append(msgspec.structs.replace(pod, qos=qos))
+        pods.append(replace(pod, qos=qos))
     usage = {pod.name: draw(st.floats(0, 40) | st.none()) for pod in pods}
     return situation(pods, cpus=nodes, usage=usage, reserve=dict.fromkeys(range(numa), draw(st.integers(0, 1))))
 
@@ -380,6 +379,6 @@ def test_a_removed_container_needs_nothing() -> None:
         uid="g", namespace="default", name="g", qos=QoSLevel.SHARED, containers=(Container(name="g", cgroup="/gone/g"),)
     )
     built = situation([pod], usage={"a": 8.0})
-    built = msgspec.structs.replace(built, snapshot=msgspec.structs.replace(built.snapshot, pods=(pod, removed)))
+    built = replace(built, snapshot=replace(built.snapshot, pods=(pod, removed)))
     advice, _ = provision_cpus(built, FRESH, ADVISOR, CONFIG)
     assert region(advice, "share").reason.inputs["estimate_cores"] == 10.0

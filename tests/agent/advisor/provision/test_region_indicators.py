@@ -1,11 +1,11 @@
-"""Where indicators are, by what the kernel counted, and where they should be, by configuration and service profiles."""
+"""Current values of indicators by kernel counters, and targets by configuration and service profiles."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import ProvisionInputs
 from agent.advisor.provision.region_indicators import ProvisionIndicators, indicator_target
@@ -36,9 +36,9 @@ def two_rounds(
 ) -> ProvisionInputs:
     built = situation([shared("a")], cpus=4, pools={"share": (0, 1)})
     change = Rates(node=NodeRates(interval_ns=S, per_cpu_busy_ratio=busy or {}), cgroups={})
-    now = msgspec.structs.replace(built.snapshot, node=msgspec.structs.replace(built.snapshot.node, cpu_waits=after))
-    then = msgspec.structs.replace(built.snapshot, node=msgspec.structs.replace(built.snapshot.node, cpu_waits=before))
-    return msgspec.structs.replace(built, snapshot=now, previous=then, change=change)
+    now = replace(built.snapshot, node=replace(built.snapshot.node, cpu_waits=after))
+    then = replace(built.snapshot, node=replace(built.snapshot.node, cpu_waits=before))
+    return replace(built, snapshot=now, previous=then, change=change)
 
 
 def values(built: ProvisionInputs, region: Region = SHARE, config: IndicatorTargetsConfig = CONFIG) -> dict[str, float]:
@@ -65,9 +65,9 @@ def test_an_indicator_of_0_is_known_and_one_without_a_value_is_not() -> None:
     assert idle.unknown(member, CONFIG) == frozenset()
     assert ProvisionIndicators(two_rounds(none, {}, {0: 0.5})).unknown(member, CONFIG) == {"cpu_sched_wait"}
     expected = {"default/a": {"request_p99_ms": IndicatorTarget(upper=20)}}
-    late = msgspec.structs.replace(two_rounds(none, none, {0: 0.5}), targets=expected)
+    late = replace(two_rounds(none, none, {0: 0.5}), targets=expected)
     assert ProvisionIndicators(late).unknown(member, CONFIG) == {"request_p99_ms"}
-    reported = msgspec.structs.replace(late, indicators={"default/a": {"request_p99_ms": 8.0}})
+    reported = replace(late, indicators={"default/a": {"request_p99_ms": 8.0}})
     assert ProvisionIndicators(reported).unknown(member, CONFIG) == frozenset()
 
 
@@ -80,12 +80,12 @@ def test_a_cpu_without_timeslices_has_no_latency() -> None:
 def test_without_the_probe_schedstat_is_used() -> None:
     built = two_rounds({}, {})
     assert built.previous is not None
-    now = msgspec.structs.replace(built.snapshot.node, run_delay_ns={0: 400_000, 1: 0, 2: 7}, timeslices={0: 4, 1: 5})
-    then = msgspec.structs.replace(built.previous.node, run_delay_ns={0: 0, 1: 0}, timeslices={0: 0, 1: 0})
-    built = msgspec.structs.replace(
+    now = replace(built.snapshot.node, run_delay_ns={0: 400_000, 1: 0, 2: 7}, timeslices={0: 4, 1: 5})
+    then = replace(built.previous.node, run_delay_ns={0: 0, 1: 0}, timeslices={0: 0, 1: 0})
+    built = replace(
         built,
-        snapshot=msgspec.structs.replace(built.snapshot, node=now),
-        previous=msgspec.structs.replace(built.previous, node=then),
+        snapshot=replace(built.snapshot, node=now),
+        previous=replace(built.previous, node=then),
     )
     assert values(built) == {"cpu_sched_wait": pytest.approx(50.0)}
 
@@ -100,47 +100,45 @@ def test_unknown_and_zero_values_are_omitted() -> None:
     assert values(two_rounds({}, {}, busy={0: 0.0, 1: 0.0})) == {}
     backwards = two_rounds({0: RunqLatency(sum_ns=5, count=5)}, {0: RunqLatency(sum_ns=4, count=9)})
     assert values(backwards) == {}
-    first = msgspec.structs.replace(two_rounds({}, {}, busy={0: 0.5}), previous=None, change=None)
+    first = replace(two_rounds({}, {}, busy={0: 0.5}), previous=None, change=None)
     assert values(first) == {}
-    assert values(msgspec.structs.replace(two_rounds({}, {}, busy={0: 0.5}), pools={})) == {}
+    assert values(replace(two_rounds({}, {}, busy={0: 0.5}), pools={})) == {}
     other_boot = two_rounds({0: RunqLatency(sum_ns=0, count=0)}, {0: RunqLatency(sum_ns=4, count=9)})
-    assert values(msgspec.structs.replace(other_boot, change=None)) == {}
+    assert values(replace(other_boot, change=None)) == {}
 
 
 def test_cycles_per_instruction_are_those_of_main_containers() -> None:
     pod = dedicated("d", 4, numa=(0,))
     side = Container(name="side", cgroup="/d/side", sidecar=True)
-    pod = msgspec.structs.replace(pod, containers=(*pod.containers, side))
+    pod = replace(pod, containers=(*pod.containers, side))
     built = situation([pod], cpus=4, assigned={"/d": (1, 2), "/d/side": (3,)})
     counters = {"/d": (CpuCounters(cycles=100, instructions=100), CpuCounters(cycles=3100, instructions=2100))}
     counters["/d/side"] = (CpuCounters(cycles=0, instructions=0), CpuCounters(cycles=9000, instructions=10))
 
     def counted(index: int) -> dict[str, object]:
         sample = built.snapshot.cgroups["/d"]
-        return {
-            path: msgspec.structs.replace(sample, path=path, counters=pair[index]) for path, pair in counters.items()
-        }
+        return {path: replace(sample, path=path, counters=pair[index]) for path, pair in counters.items()}
 
-    built = msgspec.structs.replace(
+    built = replace(
         built,
-        snapshot=msgspec.structs.replace(built.snapshot, cgroups=counted(1)),
-        previous=msgspec.structs.replace(built.snapshot, cgroups=counted(0)),
+        snapshot=replace(built.snapshot, cgroups=counted(1)),
+        previous=replace(built.snapshot, cgroups=counted(0)),
         change=Rates(node=NodeRates(interval_ns=S, per_cpu_busy_ratio={0: 1.0, 1: 0.5, 2: 0.3, 3: 0.7}), cgroups={}),
     )
     assert values(built, PINNED) == {"cpi": 1.5, "cpu_usage_ratio": pytest.approx(0.5)}
-    assert values(msgspec.structs.replace(built, change=None), PINNED) == {}
+    assert values(replace(built, change=None), PINNED) == {}
     # One that has come since then has no rate, and waits are no indicator of dedicated pods.
     assert built.previous is not None
-    fresh = msgspec.structs.replace(built, previous=msgspec.structs.replace(built.previous, cgroups={}))
+    fresh = replace(built, previous=replace(built.previous, cgroups={}))
     waits = IndicatorTargetsConfig(dedicated={"cpi": 1.4, "cpu_sched_wait": 460.0})
     assert values(fresh, PINNED, waits) == {}
-    other = msgspec.structs.replace(PINNED, numa_nodes=(1,))
+    other = replace(PINNED, numa_nodes=(1,))
     assert values(built, other) == {"cpi": 1.5}
 
 
 def test_external_values_take_precedence() -> None:
     config = IndicatorTargetsConfig(share={"mem_access_read_lat": 80.0, "cpu_usage_ratio": 0.8})
-    built = msgspec.structs.replace(
+    built = replace(
         two_rounds({}, {}, busy={0: 0.9}),
         indicators={"default/a": {"mem_access_read_lat": 95.0, "cpu_usage_ratio": 0.7}},
     )

@@ -1,4 +1,4 @@
-"""What each provision policy proposes: Katalyst's own vectors, every branch, and stories of several rounds."""
+"""Proposals of every provision policy: Katalyst's own vectors, every branch, and sequences of cycles."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from math import log
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import IndicatorController, ProvisionState, RegionState
 from agent.advisor.provision.provisioner import propose_canonical, propose_none, provision_cpus
@@ -32,10 +32,10 @@ HARD = RamaGains(up=0.1, down=0.01, dead_above=0.05, dead_below=0.2)
 ADVISOR = AdvisorConfig(reserved_for_allocate_cores=0)
 SETTINGS = PolicySettings(
     advisor=ADVISOR,
-    gains={"cpu_sched_wait": HARD, "cpi": msgspec.structs.replace(HARD, dead_above=0.0), "mem_access_read_lat": HARD},
+    gains={"cpu_sched_wait": HARD, "cpi": replace(HARD, dead_above=0.0), "mem_access_read_lat": HARD},
 )
 REGION = Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,), containers=("/a",))
-BOUND = msgspec.structs.replace(REGION, name="share-NUMA0", pool="share-NUMA0", bound=True)
+BOUND = replace(REGION, name="share-NUMA0", pool="share-NUMA0", bound=True)
 BOUNDS = RegionBounds(upper=90, lower=4)
 
 
@@ -135,9 +135,9 @@ def test_the_total_accumulates_while_the_knob_stays_and_resets_when_it_moves() -
     signals = {"cpu_sched_wait": (600.0, 400.0)}
     step = 0.1 * 4 * log(1.5)
     memory = RegionState()
-    for turn in (1, 2, 3):
+    for context in (1, 2, 3):
         answer = proposed(propose_rama(case((REQUIREMENT, 2.0), bounds=small, signals=signals, state=memory), SETTINGS))
-        assert answer.controls[REQUIREMENT] == pytest.approx(2 + turn * step)
+        assert answer.controls[REQUIREMENT] == pytest.approx(2 + context * step)
         memory = RegionState(policy="rama", controllers=answer.controllers)
     answer = proposed(propose_rama(case((REQUIREMENT, 3.0), bounds=small, signals=signals, state=memory), SETTINGS))
     assert answer.controls[REQUIREMENT] == pytest.approx(3 + step)
@@ -295,7 +295,7 @@ def test_rama_follows_its_indicators_cycle_by_cycle() -> None:
     for _ in range(4):
         advice, memory = provision_cpus(built, memory, ADVISOR, RAMA)
         sizes.append(region(advice, "share").controls[REQUIREMENT])
-    # 0.05 x 44 x ln 2 = 1.52 a round, rounded up
+    # 0.05 x 44 x ln 2 = 1.52 a cycle, rounded up
     assert sizes == [12, 14, 16, 18]
     assert region(advice, "share").signals == (IndicatorState(name="cpu_sched_wait", current=920.0, target=460.0),)
     assert advice.regions[0].reason.rule == "provision_rama"
@@ -321,6 +321,6 @@ def test_dynamic_quota_restricts_the_quota_of_rama() -> None:
     plain = ProvisionConfig(share_policies=("rama",))
     result = region(provision_cpus(built, ProvisionState(), ADVISOR, plain)[0], "share-NUMA0")
     assert (result.policy, sorted(result.controls)) == ("rama", [REQUIREMENT])
-    alone = msgspec.structs.replace(config, restrict={})
+    alone = replace(config, restrict={})
     # By itself rama would leave 12: the wait is on its target, and the indicator that allows least decides.
     assert reclaim_pool(provision_cpus(built, ProvisionState(), ADVISOR, alone)[0], 0).quota_cores == 12.0

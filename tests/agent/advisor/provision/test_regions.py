@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.advisor.advisor_state import ProvisionState
 from agent.advisor.provision.provisioner import provision_cpus
@@ -65,7 +65,7 @@ def _sidecar(pod: Pod, request: float, limit: float) -> Pod:
     more = Container(
         name="side", cgroup=f"/{pod.name}/side", cpu_request_cores=request, cpu_limit_cores=limit, sidecar=True
     )
-    return msgspec.structs.replace(pod, containers=(*pod.containers, more))
+    return replace(pod, containers=(*pod.containers, more))
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_pods_are_grouped_into_regions(pod: Pod, expected: list[tuple[str, Regio
 
 @pytest.mark.parametrize("level", [QoSLevel.RECLAIMED, QoSLevel.SYSTEM])
 def test_other_levels_have_no_region(level: QoSLevel) -> None:
-    pod = msgspec.structs.replace(shared("a", 4), qos=level)
+    pod = replace(shared("a", 4), qos=level)
     assert provision_cpus(situation([pod]), FRESH, AdvisorConfig(), ProvisionConfig())[0].regions == ()
 
 
 def test_a_node_is_bound_only_with_the_enhancement() -> None:
-    pod = msgspec.structs.replace(shared("a", numa=(1,)), enhancements=Enhancements())
+    pod = replace(shared("a", numa=(1,)), enhancements=Enhancements())
     assert pod_bound_nodes(pod, (0, 1)) == ()
 
 
@@ -135,7 +135,7 @@ def test_bounds(pods: list[Pod], name: str, expected: tuple[float, float, float,
 
 
 def test_parts_of_the_reserve_do_not_exceed_it() -> None:
-    """Seven regions on three NUMA nodes: 3 x 4/21 each, not a rounding error more, which would cost a CPU."""
+    """Seven regions on three NUMA nodes: 3 x 4/21 each, without a rounding error, which would cost a CPU."""
     pods = [shared(f"p{k}", 1, pool=f"pool{k}") for k in range(7)]
     built = situation(pods, cpus=topology(48, numa=3))
     advice, _ = provision_cpus(built, FRESH, AdvisorConfig(reserved_for_allocate_cores=7), ProvisionConfig())

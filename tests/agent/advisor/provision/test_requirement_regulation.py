@@ -1,4 +1,4 @@
-"""From cores to whole CPUs: reserve, rounding, steps, pauses and bounds, each with its numbers."""
+"""From cores to whole CPUs: reserve, rounding, steps, pauses and bounds."""
 
 from __future__ import annotations
 

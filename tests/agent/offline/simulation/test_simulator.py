@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.config.config import AgentConfig
 from agent.offline.simulation import workloads
@@ -30,7 +31,7 @@ def decision(cgroup: str, knob: Knob, value: str) -> Decision:
 
 
 def plan(online_cores: float, batch_cores: float, cpus: int = 4) -> SimulationPlan:
-    web = msgspec.structs.replace(build_service("web", "flat", online_cores), load=lambda _at_s: 1.0)
+    web = replace(build_service("web", "flat", online_cores), load=lambda _at_s: 1.0)
     return SimulationPlan(
         topology=build_topology(cpus, 1, 1), memory_bytes=1 << 34, services=(web, build_batch_job("batch", batch_cores))
     )
@@ -68,7 +69,7 @@ def test_distribution_of_cpu(online: float, greedy: float, knobs: dict[Knob, str
 
 @pytest.mark.parametrize(("idle", "delay_s"), [("1", IDLE_DELAY_S), ("0", SLICE_S)])
 def test_latency_by_batch_work_is_attributed_to_it(idle: str, delay_s: float) -> None:
-    """Batch work has 3 of 4 CPUs, so of each 1,000 requests a second, half a millisecond each, three quarters meet it."""
+    """Batch work has 3 of 4 CPUs, so three quarters of the 1,000 requests a second, half a millisecond each, meet it."""
     simulation = Simulation(plan(0.5, 3.0))
     simulation.apply([decision("/pods/batch", Knob.IDLE, idle)])
     before, after = (simulation.step(10.0).cgroups["/pods/web"].blame for _ in range(2))
@@ -82,8 +83,8 @@ def test_delayed_work_is_done_later_or_abandoned() -> None:
     """6 cores' worth on 4 CPUs for 30 s: 2 are short in every second. The queue grows to five seconds of the peak and no
     further: 30 core seconds, done in 7.5 s without other demand, in which there is no shortage."""
     built = plan(6.0, 0.0)
-    web = msgspec.structs.replace(built.services[0], load=lambda at_s: float(at_s < 30))
-    simulation = Simulation(msgspec.structs.replace(built, services=(web, built.services[1])))
+    web = replace(built.services[0], load=lambda at_s: float(at_s < 30))
+    simulation = Simulation(replace(built, services=(web, built.services[1])))
     shortage, done = [], []
     for _ in range(9):
         sample = simulation.step(5.0).cgroups["/pods/web"]
