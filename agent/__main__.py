@@ -345,7 +345,7 @@ async def _open_exporters(
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),
             nri_answers=runtime.answers,
-            obeyed=cluster.obeyed(),
+            applied_configs=cluster.obeyed(),
             **cluster.socket_counters(),
         )
 

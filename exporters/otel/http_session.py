@@ -18,23 +18,23 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 MAX_BODY_BYTES = 64 << 10
 MAX_EXCHANGE_BYTES = 256 << 10
-"""Head, interim answers and the framing of chunks included: an endless row of `100 Continue` ends here."""
+"""Maximum size of an exchange with head, interim responses and chunk framing: bounds endless `100 Continue`."""
 MAX_LOCATION_CHARS = 200
-"""Characters of a Location."""
+"""Maximum number of reported characters of a Location."""
 
 
 def bounded_session(*, trust_env: bool) -> Session:
-    """A session of that kind; `trust_env` as requests has it."""
-    made = Session()
-    made.trust_env = trust_env
-    made.headers["Accept-Encoding"] = "identity"
+    """Return a session with a total deadline and bounded responses; `trust_env` is that of requests."""
+    session = Session()
+    session.trust_env = trust_env
+    session.headers["Accept-Encoding"] = "identity"
     for scheme in ("http://", "https://"):
-        made.mount(scheme, _Adapter())
-    return made
+        session.mount(scheme, _Adapter())
+    return session
 
 
 class _BoundedReader(io.RawIOBase):
-    """What a socket gives until a deadline, and so much at most."""
+    """Reads from a socket until a deadline, up to MAX_EXCHANGE_BYTES."""
 
     def __init__(self, connected: socket) -> None:
         self._socket, self._raw = connected, connected.makefile("rb", buffering=0)
@@ -46,7 +46,7 @@ class _BoundedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Raises TimeoutError after the deadline, and OSError where the answer is too long."""
+        """Read into the buffer. Raises TimeoutError after the deadline, and OSError if the response is too long."""
         if self._left <= 0:
             raise OSError(f"the answer is longer than {MAX_EXCHANGE_BYTES} bytes")
         if self._deadline is not None:
@@ -64,7 +64,7 @@ class _BoundedReader(io.RawIOBase):
 
 
 class _BoundedResponse(HTTPResponse):
-    """Read within what is left of the timeout when the request had been sent."""
+    """Response that is read within the rest of the timeout."""
 
     def __init__(self, sock: socket, *args: Any, **more: Any) -> None:
         super().__init__(sock, *args, **more)
@@ -110,7 +110,7 @@ class _Adapter(HTTPAdapter):
         cert: Any = None,
         proxies: dict[str, str] | None = None,
     ) -> Response:
-        """The answer, its body cut at a bound and not unpacked. Raises RequestException where it is a redirection too."""
+        """Return the response with its body cut at a bound, not decompressed. Raises RequestException, also for redirections."""
         within: Any = Timeout(total=timeout)
         answer = super().send(request, stream=True, timeout=within, verify=verify, cert=cert, proxies=proxies)
         try:
@@ -118,7 +118,7 @@ class _Adapter(HTTPAdapter):
         except Exception as error:
             raise RequestException(f"HTTP {answer.status_code}, and then: {error}", request=request) from error
         finally:
-            answer.raw.close()  # hangs up, unless the answer was read to its end and the connection given back with it
+            answer.raw.close()  # closes the connection unless the response was read to its end and the connection was returned to the pool
         if 300 <= answer.status_code < 400:
             where = answer.headers.get("Location", "nowhere")[:MAX_LOCATION_CHARS]
             raise RequestException(

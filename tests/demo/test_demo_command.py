@@ -88,7 +88,7 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
     assert re.search(r"CPU lent +1\.25 of \d+ cores on average, of which the batch job used 1\.00", text)
     assert re.search(r"cgroups +put back \(\d+ values compared, none differs\) and removed", text)
     alone, adjacent = (
-        re.search(rf"^{name} +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M) for name in ("alone", "beside batch")
+        re.search(rf"^{name} +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M) for name in ("alone", "with batch")
     )
     assert alone is not None
     assert adjacent is not None, text
@@ -200,7 +200,7 @@ def test_without_writable_cgroups_it_runs_dry_and_says_so(hierarchy: Hierarchy, 
     assert "! remedy: run as root" in text
     assert demo_act(tmp_path) == "dry-run"
     assert "none were made, none touched" in text
-    assert re.search(r"^beside batch +[\d,]{3,} ", text, re.M), text
+    assert re.search(r"^with batch +[\d,]{3,} ", text, re.M), text
 
 
 def demo_act(tmp_path: Path) -> str:
