@@ -44,7 +44,7 @@ class PressureFile(MalachiteStruct, frozen=True):
 class LoadFields(MalachiteStruct, frozen=True):
     """Load averages, in tasks."""
 
-    one: float | None = None
+    one_minute: float | None = msgspec.field(default=None, name="one")
     five: float | None = None
     fifteen: float | None = None
     runnable_one: float | None = None
@@ -130,7 +130,7 @@ def load_averages(of: LoadAverages | None) -> LoadFields | None:
     if of is None:
         return None
     return LoadFields(
-        one=finite(of.one),
+        one_minute=finite(of.one),
         five=finite(of.five),
         fifteen=finite(of.fifteen),
         runnable_one=finite(of.runnable_one),

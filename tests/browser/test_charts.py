@@ -55,7 +55,9 @@ def test_half_a_minute_of_waits_is_the_sum_of_its_rounds(
     assert rows(page, "#waits-table tbody")[0][1] == formats.integer(total)
 
 
-def test_bars_are_where_the_waits_are(browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun) -> None:
+def test_bars_are_where_the_waits_are(
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+) -> None:
     """One slot further right is twice as long a wait: p99's line stands inside the bar of p99's slot."""
     agent.show(reported.rounds)
     page = opened(browser, agent)
@@ -74,7 +76,7 @@ def test_bars_are_where_the_waits_are(browser: Browser, agent: AgentServer, repo
     assert left - 1 <= line <= left + width + 1
 
 
-def test_the_shadow_policy_is_told_and_drawn(
+def test_the_shadow_policy_is_described_and_drawn(
     browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     advice = reported.rounds[-1].advice
@@ -89,7 +91,7 @@ def test_the_shadow_policy_is_told_and_drawn(
     assert height < 1, "one core from the first round to the last is a level line"
 
 
-def test_what_is_said_of_the_node_as_a_whole_is_told(
+def test_advice_for_the_node_is_shown(
     browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     agent.show([msgspec.structs.replace(finished, node=RICH_NODE) for finished in reported.rounds])
@@ -153,7 +155,7 @@ def test_chart_tables_hold_every_round(
     assert [row[4] for row in actual] == [formats.cores(value) for value in reclaimable]
 
 
-def test_the_forecast_is_told_with_how_often_it_missed(
+def test_the_forecast_is_shown_with_its_miss_ratio(
     browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     agent.show([msgspec.structs.replace(finished, forecasts=FORECASTS) for finished in reported.rounds])

@@ -1,4 +1,4 @@
-"""The page's list of decisions in a real browser: all of them, with their reasons, to be told apart and filtered."""
+"""The page's list of decisions in a real browser: all of them, with their reasons and filters."""
 
 from __future__ import annotations
 

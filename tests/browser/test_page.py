@@ -52,7 +52,7 @@ def test_headline_numbers_are_the_views(
     assert page.errors() == []
 
 
-def test_a_round_without_a_finished_wait_is_told_from_waits_that_nobody_measures(
+def test_a_cycle_without_finished_waits_differs_from_unmeasured_waits(
     browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     last = reported.rounds[-1]
@@ -212,7 +212,9 @@ def test_what_is_missing_is_said_with_its_remedy(browser: Browser, agent: AgentS
     assert page.text("#waits-form") == "tp_btf"
 
 
-def test_nothing_comes_from_elsewhere(browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun) -> None:
+def test_nothing_comes_from_elsewhere(
+    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+) -> None:
     agent.show(reported.rounds)
     page = opened(browser, agent)
     urls = page.requests()

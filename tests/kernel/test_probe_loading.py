@@ -122,7 +122,7 @@ def _one_program(tmp_path: Path, text: str, tracepoint: str = "sched_process_exi
     ],
     ids=["compiler", "verifier", "tracepoint", "typed"],
 )  # fmt: skip
-def test_refusals_quote_whoever_refused_and_tell_what_the_kernel_lacks(
+def test_refusals_quote_the_tool_and_name_missing_features(
     tmp_path: Path, text: str, tracepoint: str, words: str, kind: type[Unavailable], *, typed: bool
 ) -> None:
     with probe("tp_btf", "raw_tp", "classic"):

@@ -49,7 +49,7 @@ def test_the_program_can_be_found_in_the_kernels_list() -> None:
 
 
 class Reported:
-    """A Census and a clock that say what they are told."""
+    """A thread counter and a clock with given values."""
 
     form = "told"
 
@@ -83,7 +83,9 @@ def item(probe: ThreadsProbe, number: int, live: Mapping[int, str], *, complete:
     return None if load is None else load.one
 
 
-def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(reported: Reported, probe: ThreadsProbe) -> None:
+def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(
+    reported: Reported, probe: ThreadsProbe
+) -> None:
     reported.states = {7: threads(runnable=3), 9: threads(sleeping=1)}
     assert probe.read({7: "/a", 8: "/b"}).cgroups == {
         7: {"threads_by_state": threads(3)},
@@ -91,7 +93,9 @@ def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(repo
     }
 
 
-def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(reported: Reported, probe: ThreadsProbe) -> None:
+def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(
+    reported: Reported, probe: ThreadsProbe
+) -> None:
     live = {7: "/a"}
     reported.states = {7: threads(runnable=1)}
     values = []
@@ -101,7 +105,9 @@ def test_a_load_appears_with_the_first_sample_and_changes_with_each_one(reported
     assert values == [None] * 5 + [164 / 2048] * 5 + [315 / 2048] * 3
 
 
-def test_samples_that_were_missed_are_made_up_for_where_the_cgroup_was_there(reported: Reported, probe: ThreadsProbe) -> None:
+def test_samples_that_were_missed_are_made_up_for_where_the_cgroup_was_there(
+    reported: Reported, probe: ThreadsProbe
+) -> None:
     reported.states = {7: threads(runnable=1), 8: threads(runnable=1)}
     reported.now_ns += 5 * SECOND
     assert item(probe, 7, {7: "/a"}) == 164 / 2048
@@ -129,7 +135,7 @@ def test_a_load_is_dropped_with_its_cgroup_but_not_by_a_listing_that_was_cut_sho
 
 
 def test_counting_takes_a_fiftieth_of_the_time_at_most(reported: Reported, probe: ThreadsProbe) -> None:
-    """100 ms for all threads of a large node: not again for 4.9 s. Who came meanwhile is not said to have none."""
+    """100 ms for all threads of a large node: not again for 4.9 s. A cgroup created meanwhile is not reported to have none."""
     reported.states, reported.takes_ns = {7: threads(runnable=1)}, SECOND // 10
     assert probe.read({7: "/a", 8: "/b"}).cgroups.keys() == {7, 8}
     reported.states, reported.takes_ns = {7: threads(runnable=2), 9: threads(runnable=3)}, 0

@@ -27,7 +27,7 @@ BOMB_BYTES = 1 << 28
 
 
 class Collector:
-    """Takes every request and answers as it was told."""
+    """Accepts every request and sends a given response."""
 
     def __init__(self, answer: Answers) -> None:
         self.heads: list[bytes] = []
@@ -118,7 +118,7 @@ def test_of_a_long_answer_little_is_read(collect: Callable[[Answers], Collector]
 
 
 def test_an_answer_is_not_unpacked(collect: Callable[[Answers], Collector], bounded: Session) -> None:
-    """A quarter of a GiB comes of 260 KiB; nobody asked for it packed."""
+    """260 KiB expand to a quarter of a GiB; compression was not requested."""
     bomb = gzip.compress(bytes(BOMB_BYTES))
     head = f"HTTP/1.1 400 No\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n".encode()
     collector = collect(full(head + bomb))

@@ -153,7 +153,7 @@ def test_any_damage_is_survived_and_said(
     assert bool(problems) == (damaged != full)
 
 
-def test_damage_is_logged_unless_asked_for(tmp_path: Path, full: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_logged_without_a_callback(tmp_path: Path, full: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "00000001.dioptase").write_bytes(full[:-1])
     assert len(list(read_recording(tmp_path))) == 3
     assert "00000001.dioptase: the last record is cut short; " in caplog.text
@@ -200,13 +200,13 @@ def frames(text: bytes) -> tuple[list[int], list[int]]:
     return sizes, flags
 
 
-def test_cgroups_that_come_go_and_are_made_anew_come_back_exactly(tmp_path: Path) -> None:
+def test_created_removed_and_recreated_cgroups_are_restored_exactly(tmp_path: Path) -> None:
     first, second, third = (full_cycle(seq, cgroups=3) for seq in (1, 2, 3))
     cgroups = dict(second.snapshot.cgroups)
     del cgroups["/other-1"]
     cgroups["/caf\udce9"] = msgspec.structs.replace(cgroups["/web"], path="/caf\udce9", id=77)
-    anew = msgspec.structs.replace(cgroups["/other-2"], id=78, blame=None, wait=None)
-    cgroups["/other-2"] = anew
+    recreated = msgspec.structs.replace(cgroups["/other-2"], id=78, blame=None, wait=None)
+    cgroups["/other-2"] = recreated
     second = msgspec.structs.replace(second, snapshot=msgspec.structs.replace(second.snapshot, cgroups=cgroups))
     second = msgspec.structs.replace(second, previous=first.snapshot)
     third = msgspec.structs.replace(third, previous=second.snapshot, advice=None, outcomes=())
@@ -409,7 +409,7 @@ def test_a_segment_that_is_taken_away_is_followed_by_another(
     ]
 
 
-def test_what_stands_in_the_way_of_the_directory_is_told_with_a_remedy_of_its_own(tmp_path: Path) -> None:
+def test_every_problem_of_the_directory_has_its_own_remedy(tmp_path: Path) -> None:
     directory = tmp_path / "recording"
     writer = Recorder(directory, 8, "1", retry_s=0.0)
     directory.rmdir()

@@ -44,7 +44,7 @@ def view() -> View:
     return build_view(interference_cycles(5)[-1])
 
 
-def test_waits_are_split_by_who_had_the_cpu(view: View) -> None:
+def test_waits_are_split_by_aggressor(view: View) -> None:
     assert of(view, WEB).blame == BlameView(
         culprits=((BATCH, 240.0), (BUILD, 100.0), (WEB, 20.0)), rest_ms=0.0, throttled_ms=30.0, higher_class_ms=4.0,
         other_ms=6.0,
@@ -134,7 +134,7 @@ def test_the_node_is_the_sum_of_its_cgroups(view: View) -> None:
     assert [zone.name for zone in node.zones] == ["DMA32", "Normal"]
 
 
-def test_a_node_without_pods_shows_who_runs_and_waits_most() -> None:
+def test_a_node_without_pods_shows_the_most_active_cgroups() -> None:
     view = build_view(interference_cycles(5, pods=())[-1])
     assert view.containers == ()
     assert [c.cgroup for c in view.others] == [BATCH, WEB, BUILD]
@@ -173,7 +173,7 @@ def test_what_does_nothing_is_counted_and_not_shown() -> None:
     [(1270 << 20, None, True), (1270 << 20, 1280 << 20, True), (2 << 20, 2 << 20, True), (2 << 20, 64 << 20, False)],
     ids=["large", "large and full", "small and full", "small"],
 )
-def test_who_sleeps_upon_much_memory_has_a_place_among_two_hundred_that_run(
+def test_an_idle_cgroup_with_much_memory_is_listed_among_two_hundred_active_ones(
     held: int, limit: int | None, shown: bool
 ) -> None:
     quiet = CgroupSample(
@@ -264,7 +264,10 @@ def test_what_is_said_of_the_node_as_a_whole_is_seen() -> None:
     finished = interference_cycles(5)[-1]
     assert build_view(finished).answers == ()
     observed = build_view(msgspec.structs.replace(finished, node=RICH_NODE)).answers
-    assert [(message.topic, message.rule) for message in observed] == [("power", "power_cap"), ("overcommit", "overcommit_realtime")]
+    assert [(message.topic, message.rule) for message in observed] == [
+        ("power", "power_cap"),
+        ("overcommit", "overcommit_realtime"),
+    ]
     assert observed[0].text == "The node draws 100 W of 80 W at alert s0: power is capped to 80 W."
     assert (
         build_view(msgspec.structs.replace(finished, node=msgspec.structs.replace(RICH_NODE, power=None))).answers
@@ -307,7 +310,7 @@ def test_a_container_with_cgroups_below_is_shown_whole(view: View) -> None:
 
 
 def test_a_cgroup_that_came_below_a_container_is_no_jump() -> None:
-    """What it had waited before it was seen is not of this round; one whose waits nobody knows makes the sum unknown."""
+    """Waits before the first listing do not belong to this cycle; an unmeasured cgroup makes the sum unknown."""
     finished = with_worker(interference_cycles(5)[-1])
     assert finished.previous is not None
     before = {path: sample for path, sample in finished.previous.cgroups.items() if path != WORKER}
