@@ -22,6 +22,7 @@ from exporters.view.cycle_view import (
     past_view,
 )
 from tests.builders import interference_node
+from tests.builders.four_cpu_node import busy_cycle
 from tests.builders.full_node import RICH_NODE
 from tests.builders.interference_node import BATCH, BUILD, WEB, S, interference_cycles
 
@@ -319,3 +320,24 @@ def test_a_cgroup_that_came_below_a_container_is_no_jump() -> None:
     assert observed.wait_cores == pytest.approx(0.4)
     assert observed.threads == 24
     assert of(build_view(changed(finished, WORKER, wait=None)), WEB).wait is None
+
+
+def test_the_evaluated_latency_excludes_waits_of_the_containers_own_quota() -> None:
+    finished = busy_cycle(2)
+    assert finished.previous is not None
+    before, web = finished.previous.cgroups["/web"], finished.snapshot.cgroups["/web"]
+    throttled = msgspec.structs.replace(
+        web,
+        threads=1,
+        throttled_periods=(before.throttled_periods or 0) + 1,
+        throttled_ns=(before.throttled_ns or 0) + 20_000_000,
+    )
+    cgroups = {**finished.snapshot.cgroups, "/web": throttled}
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups=cgroups)
+    view = build_view(msgspec.structs.replace(finished, snapshot=snapshot))
+    (container,) = (c for c in view.containers if c.cgroup == "/web")
+    assert container.wait is not None
+    assert container.evaluated_wait is not None
+    assert container.evaluated_wait.count == container.wait.count - 1, "the wait of 16 ms"
+    batch = next(c for c in view.containers if c.qos == "reclaimed_cores")
+    assert batch.evaluated_wait is None
