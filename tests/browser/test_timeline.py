@@ -141,6 +141,6 @@ def test_pools_regions_rejected_pods_and_memory_are_shown(
     assert memory == [
         ["node", "3.00 GiB", formats.ABSENT, "✓ no risk"],
         ["NUMA 0", "3.00 GiB", "2.00 GiB", "▲ tune memcg, 256 MiB short"],
-        ["NUMA 1", formats.ABSENT, formats.ABSENT, "? not known"],
+        ["NUMA 1", formats.ABSENT, formats.ABSENT, "? unknown"],
     ]
     assert "The cache reaper is switched off." in page.text("#memory-reasons")
