@@ -164,7 +164,7 @@ AGENT_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_cgroup_runq_wait_evaluated_seconds", "gauge", "seconds",
            "Run-queue latency of the latest round as the advisor evaluates it: without waits that the container's own CPU "
            "quota caused, which dioptase_cgroup_runq_wait_seconds includes. Online containers only." + HELP_INCLUDES_DESCENDANTS,
-           (*CGROUP_LABELS, "quantile")),
+           (*CGROUP_LABELS, "percentile")),
     Metric("dioptase_cgroup_blame_seconds_total", "counter", "seconds",
            "Run-queue latency by what occupied the CPU meanwhile. Cause: neighbour (the cgroup in culprit ran), "
            "self (its own tasks ran), own_quota (throttled), higher_class (real-time tasks ran) or other. The "

@@ -24,7 +24,7 @@ READ_EVERY = 4
 
 
 def work(counters: SharedCounters, index: int, idle: bool, file: Path | None = None) -> None:
-    """Do units for ever; cell `index` says how many."""
+    """Compute units for ever; cell `index` counts them."""
     if idle:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     units = hash_blocks() if file is None else stream(file)
@@ -33,7 +33,7 @@ def work(counters: SharedCounters, index: int, idle: bool, file: Path | None = N
 
 
 def hash_blocks() -> Iterator[None]:
-    """Units that need a CPU and nothing else."""
+    """Yield units that need only a CPU."""
     block = bytes(UNIT_BYTES)
     while True:
         hashlib.sha256(block).digest()
@@ -56,11 +56,11 @@ def stream(file: Path) -> Iterator[None]:
 
 
 def fill(file: Path) -> None:
-    """Make the file that all burners read: written here, its pages count for the cgroup of the batch job."""
+    """Create the file that all burners read; its pages are charged to the cgroup of the batch job."""
     block = bytes(MIB)
-    with file.open("wb") as made:
+    with file.open("wb") as output:
         for _ in range(FILE_MIB):
-            made.write(block)
+            output.write(block)
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ EMPTY_TIMEOUT_S = 5.0
 
 
 class CgroupInUse(Unavailable):
-    """The cgroups exist and somebody lives in them: unlike missing rights, nothing to work around."""
+    """The cgroups exist and contain processes; unlike missing rights, the demo cannot work around that."""
 
 
 class DemoCgroups:
@@ -37,7 +37,7 @@ class DemoCgroups:
         """Where each cgroup has a directory; the cpu controller's tree comes first."""
         self.names = tuple(names)
         self.notes: list[str] = []
-        """What was done beyond making directories, one sentence each."""
+        """Changes in addition to new directories, one sentence each."""
         self._lock: int | None = None
         self._enabled: list[str] = []
         self._neighbours: set[str] = set()
@@ -181,7 +181,7 @@ class DemoCgroups:
         self._enabled = []
 
     def _undo(self) -> None:
-        """Take back a half-made attempt. Only what we hold the lock of is ours; before that nothing was made."""
+        """Undo an incomplete attempt. Only locked directories belong to this demo."""
         if self._lock is not None:
             for name in self.names:
                 for directory in self.directories(name):
@@ -197,20 +197,20 @@ class DemoCgroups:
 
 
 def _lock_directory(directory: Path) -> int:
-    """A descriptor that holds the lock of this directory, which still is where its path says; Occupied otherwise."""
+    """Return a descriptor that locks this directory, if it still has its path. Raises CgroupInUse otherwise."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if directory.stat().st_ino == os.fstat(descriptor).st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
-        pass  # somebody has it, or has just removed it: the same answer below
+        pass  # another process holds or has just removed it
     os.close(descriptor)
     raise CgroupInUse(f"another demo is running in cgroup {directory}", "end that one first, or wait for it")
 
 
 def _inherit_cpuset(directory: Path) -> None:
-    """A new cpuset of version 1 has no CPUs and no memory nodes, and takes no process until it has."""
+    """Set CPUs and memory nodes of a new cpuset of version 1, which accepts no process without them."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         file, parent = directory / name, directory.parent / name
         if file.exists() and parent.exists() and not file.read_text().strip():
@@ -230,7 +230,7 @@ def _pids(procs: Iterable[Path]) -> list[int]:
 
 
 def _command(pid: int) -> bytes | None:
-    """The command line of a process; None where it has ended. Process 0 is one outside our process namespace."""
+    """Return the command line of a process; None if it has ended. Process 0 is outside our process namespace."""
     if pid == 0:
         return b"of another process namespace"
     try:

@@ -34,7 +34,7 @@ SENDS_PER_DRAIN = 32
 
 
 class LoadClient:
-    """One socket, what is outstanding on it, and the counters of what came of it."""
+    """One socket with its outstanding requests and the counters of their results."""
 
     def __init__(
         self, port: int, counters: SharedCounters, timeout_s: float, samples: array[int] | None = None
@@ -89,7 +89,7 @@ class LoadClient:
         try:
             self._sock.send(struct.pack("=Q", seq))
         except (BlockingIOError, ConnectionRefusedError):
-            return  # nobody took it: it stays outstanding and is counted as lost when its time is up
+            return  # not delivered: it stays outstanding and is counted as lost after the timeout
 
     def _drain(self) -> None:
         while True:
@@ -155,7 +155,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--duration", type=float, help="seconds; without it until SIGTERM")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds after which a request is lost")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--warmup", type=float, default=math.inf, help="seconds after which the seed is used anew")
+    parser.add_argument("--warmup", type=float, default=math.inf, help="seconds after which the seed is used again")
     return parser.parse_args()
 
 

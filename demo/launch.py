@@ -46,7 +46,7 @@ def supervise(count: int, work: Callable[[int], None]) -> int:
         os.kill(pid, signal.SIGKILL)
     for pid in workers:
         os.waitpid(pid, 0)
-    # Whoever ends all of a cgroup at once may reach a worker before us.
+    # A process that kills the whole cgroup may reach a worker before this one.
     if received == signal.SIGCHLD and not signal.sigpending() & set(STOP_SIGNALS):
         print("a worker ended by itself; ending the others", file=sys.stderr)
         return 1

@@ -131,17 +131,17 @@ def random_bursts(low: float, high: float, *, period_s: float, count: int, on_sh
 Schedule = ConstantRate | RateWave | RateBursts
 
 
-def arrivals(schedule: Schedule, seed: int, anew_at_s: float = math.inf) -> Iterator[float]:
+def arrivals(schedule: Schedule, seed: int, reseed_at_s: float = math.inf) -> Iterator[float]:
     """Due times in seconds of a Poisson process with the schedule's rate: exact, by thinning one at its peak.
 
-    From `anew_at_s` on its randomness starts anew, so that measurements after warm-ups of different lengths are put under
+    From `reseed_at_s` on the random generator is seeded again, so that measurements after warm-ups of different lengths are put under
     the same arrivals.
     """
     rng, t, peak = random.Random(seed), 0.0, schedule.peak
     while True:
         before, t = t, t + rng.expovariate(peak)
-        if before < anew_at_s <= t:
-            rng, t = random.Random(seed), anew_at_s
+        if before < reseed_at_s <= t:
+            rng, t = random.Random(seed), reseed_at_s
         if rng.random() * peak < schedule.rate_at(t):
             yield t
 

@@ -67,7 +67,7 @@ class DemoMetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-                """One line a second about being scraped helps nobody."""
+                """Log nothing: one line per scrape is useless."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -141,9 +141,9 @@ class DemoWorkloads:
         self.batch = SharedCounters(directory / "batch.counters", size.burners)
 
     def start_online(self, *, pieces: int | None = None) -> None:
-        """Start the service on the socket bound here, so that no request finds nobody even while it starts.
+        """Start the service on the socket bound here, so that requests are queued while it starts.
 
-        With `pieces` its requests are so much work on memory, else so much CPU time.
+        With `pieces`, requests copy that many pieces of memory; otherwise they use CPU time.
         """
         assert self._socket is not None
         fd = self._socket.fileno()
@@ -170,7 +170,7 @@ class DemoWorkloads:
         seed: int = 1,
         warmup_s: float | None = None,
     ) -> None:
-        """Start the load, in our own cgroup: the client stands for the outside world. After `warmup_s` seed counts anew."""
+        """Start the load, in our own cgroup: the client stands for the outside world. After `warmup_s` the seed is used again."""
         command = [*module_command("demo.client"), "--port", str(self.port), "--seed", str(seed)]
         command += ["--schedule", msgspec.json.encode(schedule).decode()]
         command += ["--counters", str(self._directory / "client.counters")]
@@ -192,22 +192,22 @@ class DemoWorkloads:
         return sum(self.batch.values())
 
     def ended(self) -> str | None:
-        """A sentence about a process that has ended although nobody asked it to."""
+        """Return a sentence about a process that has ended unexpectedly; None if there is none."""
         for name, process in self._processes.items():
             if (code := process.poll()) is not None:
                 return f"the {name} process ended by itself with {_exit_text(code)}"
         return None
 
     def has_ended(self, name: str) -> bool:
-        """Whether that one was started, and has ended although nobody here asked it to."""
+        """Return whether the process was started and has ended unexpectedly."""
         return name in self._processes and self._processes[name].poll() is not None
 
     def forget(self, name: str) -> None:
-        """Of one that has ended: as if it had never been started."""
+        """Remove a process that has ended."""
         self._processes.pop(name).wait()
 
     def stop(self) -> None:
-        """End every process and wait for it: SIGTERM, then SIGKILL for whoever stays. Idempotent; counters remain."""
+        """End every process and wait for it: SIGTERM, then SIGKILL for the remaining ones. Idempotent; counters remain."""
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
@@ -222,7 +222,7 @@ class DemoWorkloads:
             self._socket = None
 
     def close(self) -> None:
-        """Stop, and let go of the counters."""
+        """Stop, and release the counters."""
         self.stop()
         self.client.close()
         self.batch.close()

@@ -50,8 +50,8 @@ SummedPart = TypeVar(
 class SubtreeSums:
     """Sums by path of the cgroup at the top, made once for a snapshot.
 
-    A probe leaves out a cgroup that it has nothing of, such as one that never used a socket: while it counts for others,
-    that is zero. Where it counts for nobody it does not run, and nothing is known.
+    A probe omits cgroups without events, such as one that never used a socket: they count as zero while other cgroups have
+    values. If no cgroup has a value, the probe does not run, and nothing is known.
     """
 
     def __init__(self, now: Snapshot, history: MalachiteHistory) -> None:
@@ -86,9 +86,9 @@ def sum_subtrees(
     for path, value in values.items():
         amounts = [getattr(value, field) for field in fields]
         for ancestor in _ancestors(path):
-            known = totals.get(ancestor)
+            total = totals.get(ancestor)
             totals[ancestor] = (
-                amounts if known is None else [_add_known(a, b) for a, b in zip(known, amounts, strict=True)]
+                amounts if total is None else [_add_known(a, b) for a, b in zip(total, amounts, strict=True)]
             )
     return {path: kind(**dict(zip(fields, total, strict=True))) for path, total in totals.items()}
 
@@ -107,16 +107,16 @@ def _kills(samples: Mapping[str, CgroupSample]) -> dict[str, KillCount]:
     does not (mm/memcontrol.c, memcg_memory_event).
     """
     filed = {path: sample.memory_events for path, sample in samples.items() if OOM_KILL in sample.memory_events}
-    known = {path: KillCount(events[OOM_KILL]) for path, events in filed.items()}
-    if known and all(len(events) == 1 for events in filed.values()):
-        return sum_subtrees(KillCount, known, samples)
+    counts = {path: KillCount(events[OOM_KILL]) for path, events in filed.items()}
+    if counts and all(len(events) == 1 for events in filed.values()):
+        return sum_subtrees(KillCount, counts, samples)
     probed = {path: KillCount(sample.oom_kills) for path, sample in samples.items() if sample.oom_kills is not None}
-    return sum_subtrees(KillCount, probed, samples) | known
+    return sum_subtrees(KillCount, probed, samples) | counts
 
 
-def _add_known(one: Any, other: Any) -> Any:
-    # What is not known of one is not known of the sum.
-    return None if one is None or other is None else one + other
+def _add_known(a: Any, b: Any) -> Any:
+    # A sum with an unknown part is unknown.
+    return None if a is None or b is None else a + b
 
 
 def _ancestors(path: str) -> Iterator[str]:
@@ -132,22 +132,22 @@ def _earlier_counters(
     counted: Mapping[str, CountedPart],
     of: Callable[[CgroupFrame], CountedPart | None],
 ) -> dict[str, CountedPart]:
-    """The same cgroups' counters earlier, so that new minus old of any sum is what those there now have counted since.
+    """Return earlier counters of the same cgroups, so that new minus old of any sum is the growth of existing cgroups.
 
-    One that is new since then began at zero; where nobody counted yet, only what comes next is known.
+    A cgroup that was created since then began at zero; without an earlier reading, the growth is zero.
     """
-    found = {}
+    earlier = {}
     past = history.past
     for path, after in counted.items():
-        known = history.cgroup(now.cgroups[path])
-        before = None if known is None else of(known[1])
-        if known is None or past is None:
-            found[path] = after
-        elif known[0] is not past:
-            found[path] = type(after)(**dict.fromkeys(after.__struct_fields__, 0))
+        reading = history.cgroup(now.cgroups[path])
+        before = None if reading is None else of(reading[1])
+        if reading is None or past is None:
+            earlier[path] = after
+        elif reading[0] is not past:
+            earlier[path] = type(after)(**dict.fromkeys(after.__struct_fields__, 0))
         else:
-            found[path] = after if before is None or _went_back(before, after) else before
-    return found
+            earlier[path] = after if before is None or _went_back(before, after) else before
+    return earlier
 
 
 def _went_back(before: CountedPart, after: CountedPart) -> bool:
@@ -324,7 +324,7 @@ def cpuset_fields(inputs: CgroupInputs) -> CpusetFields | None:
 
 
 def network_group(inputs: CgroupInputs) -> NetGroup | None:
-    """None where nobody counts the cgroup's sockets: the client would take zeros for the truth."""
+    """Return None if the cgroup's sockets are not counted: the client would treat zeros as measured."""
     if inputs.net is None or inputs.net_before is None:
         return None
     return NetGroup(
@@ -339,10 +339,10 @@ def network_group(inputs: CgroupInputs) -> NetGroup | None:
 
 
 def fs_counters(inputs: CgroupInputs) -> tuple[FsCounters, FsCounters]:
-    """Block I/O now and about five seconds ago. The client subtracts without a look, so old is never above new.
+    """Block I/O now and about five seconds ago. The client subtracts without a check, so old never exceeds new.
 
-    Version 1 counts none before somebody has set a limit for a device (since Linux 6.10 throttling begins only then):
-    where the files have nothing, our probe's requests stand in.
+    Version 1 counts nothing before a limit of a device is set (since Linux 6.10 throttling begins only then): if the files
+    are empty, the requests counted by our probe are used.
     """
     if not inputs.sample.io and inputs.blocks is not None and inputs.block_io_before is not None:
         return sum_devices({"all": inputs.blocks}), sum_devices({"all": inputs.block_io_before})

@@ -81,7 +81,7 @@ class V1NumaStat(V1NumaPages, frozen=True, kw_only=True):
 
 
 class V1MemoryStat(MalachiteStruct, frozen=True):
-    """memory.stat: bytes, but events for pgfault, pgmajfault and allocstall; `total_*` with all cgroups below."""
+    """Fields of memory.stat: bytes, but events for pgfault, pgmajfault and allocstall; `total_*` with all cgroups below."""
 
     cache: int | None = None
     rss: int | None = None
@@ -275,7 +275,7 @@ def _numa(stat: Mapping[str, Mapping[int, int]]) -> tuple[V1NumaStat, ...]:
 def _blkio(of: CgroupInputs) -> V1BlkioFields | None:
     io = of.sample.io
     if not io and of.blocks is None:
-        return None  # nobody counts, or files that have nothing leave open whether they would have
+        return None  # not counted, or empty files, which do not show whether they would count
     new, old = fs_counters(of)
     return V1BlkioFields(
         full_path=of.layout.full_path("blkio", of.sample.path),

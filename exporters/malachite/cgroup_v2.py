@@ -35,7 +35,7 @@ SPLIT_COUNTERS = ("workingset_refault", "workingset_activate")
 
 
 class V2MemoryStat(MalachiteStruct, frozen=True):
-    """memory.stat; a name that this kernel does not have is left out."""
+    """Fields of memory.stat; names that this kernel lacks are omitted."""
 
     anon: int | None = None
     file: int | None = None
@@ -83,7 +83,7 @@ class V2MemoryStat(MalachiteStruct, frozen=True):
 
 
 class V2NumaStat(MalachiteStruct, frozen=True):
-    """memory.numa_stat of one NUMA node."""
+    """Fields of memory.numa_stat of one NUMA node."""
 
     anon: int | None = None
     file: int | None = None
@@ -133,7 +133,7 @@ def _with_sums(stat: Mapping[str, int]) -> dict[str, int]:
 
 
 class CpuStats(MalachiteStruct, frozen=True):
-    """cpu.stat, in microseconds."""
+    """Fields of cpu.stat, in microseconds."""
 
     usage_usec: int | None = None
     user_usec: int | None = None
@@ -168,7 +168,7 @@ class V2CpuFields(MalachiteStruct, frozen=True, kw_only=True):
 
 
 class LocalEvents(MalachiteStruct, frozen=True):
-    """memory.events.local."""
+    """Fields of memory.events.local."""
 
     low: int | None = None
     high: int | None = None
@@ -198,7 +198,7 @@ class V2MemoryFields(MalachiteStruct, frozen=True, kw_only=True):
 
 
 class V2BlkioFields(MalachiteStruct, frozen=True, kw_only=True):
-    """io.stat by device, `MAJOR:MINOR`, cumulative; limits of I/O are not read."""
+    """Counters of io.stat by device, `MAJOR:MINOR`; limits of I/O are not read."""
 
     full_path: str | None = None
     user_path: str

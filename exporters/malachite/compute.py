@@ -26,14 +26,14 @@ from exporters.malachite.wire import (
 
 
 class CpuRunqLatency:
-    """Mean waits in milliseconds; zero where nobody waited, None where that is not known."""
+    """Mean waits in milliseconds; zero if no task waited, None if unknown."""
 
     def __init__(self, now: Snapshot, history: MalachiteHistory) -> None:
         self._by_cpu = _by_schedstat(now, history) or _by_probe(now, history) or _by_cpuset(now, history)
 
     def of(self, cpu: int) -> float | None:
-        found = self._by_cpu.get(cpu)
-        return None if found is None else _mean_ms(*found)
+        totals = self._by_cpu.get(cpu)
+        return None if totals is None else _mean_ms(*totals)
 
     def of_all(self) -> float | None:
         if not self._by_cpu:
@@ -46,40 +46,40 @@ class CpuRunqLatency:
 def _by_schedstat(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[float, float]]:
     """Time and number of waits by CPU, of /proc/schedstat."""
     past, node = history.past, now.node
-    found: dict[int, tuple[float, float]] = {}
+    by_cpu: dict[int, tuple[float, float]] = {}
     for cpu in node.timeslices if past is not None else ():
         assert past is not None
         waited = delta(past.run_delay_ns.get(cpu), node.run_delay_ns.get(cpu))
         waits = delta(past.timeslices.get(cpu), node.timeslices[cpu])
         if waited is not None and waits is not None:
-            found[cpu] = (waited, waits)
-    return found
+            by_cpu[cpu] = (waited, waits)
+    return by_cpu
 
 
 def _by_probe(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[float, float]]:
     """The same as our probe counted."""
     past = {} if history.past is None else history.past.cpu_waits
-    found: dict[int, tuple[float, float]] = {}
+    by_cpu: dict[int, tuple[float, float]] = {}
     for cpu, wait in now.node.cpu_waits.items():
         before = past.get(cpu)
         if before is None:
             continue
         waited, waits = delta(before.sum_ns, wait.sum_ns), delta(before.count, wait.count)
         if waited is not None and waits is not None:
-            found[cpu] = (waited, waits)
-    return found
+            by_cpu[cpu] = (waited, waits)
+    return by_cpu
 
 
 def _by_cpuset(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[float, float]]:
     """The same from the waits of cgroups, spread evenly over the CPUs that each may use."""
     online = frozenset(now.topology.ids)
-    found: dict[int, tuple[float, float]] = {}
+    by_cpu: dict[int, tuple[float, float]] = {}
     lists: dict[str | None, tuple[int, ...]] = {}
     for sample in now.cgroups.values():
-        known = history.cgroup(sample)
-        if sample.wait is None or known is None or known[1].wait is None:
+        reading = history.cgroup(sample)
+        if sample.wait is None or reading is None or reading[1].wait is None:
             continue
-        waited, waits = delta(known[1].wait[0], sample.wait.sum_ns), delta(known[1].wait[1], sample.wait.count)
+        waited, waits = delta(reading[1].wait[0], sample.wait.sum_ns), delta(reading[1].wait[1], sample.wait.count)
         if waited is None or waits is None:
             continue
         text = sample.limits.cpus
@@ -87,9 +87,9 @@ def _by_cpuset(now: Snapshot, history: MalachiteHistory) -> dict[int, tuple[floa
             lists[text] = _allowed_cpus(text, online)
         cpus = lists[text]
         for cpu in cpus:
-            before = found.get(cpu, (0.0, 0.0))
-            found[cpu] = (before[0] + waited / len(cpus), before[1] + waits / len(cpus))
-    return found
+            before = by_cpu.get(cpu, (0.0, 0.0))
+            by_cpu[cpu] = (before[0] + waited / len(cpus), before[1] + waits / len(cpus))
+    return by_cpu
 
 
 def _allowed_cpus(text: str | None, online: frozenset[int]) -> tuple[int, ...]:
@@ -242,8 +242,12 @@ def _l3(now: Snapshot) -> L3Monitors | None:
             controls.setdefault(monitor.id, []).append(monitor)
     groups = {monitor.group for monitors in controls.values() for monitor in monitors}
     # A counter that the hardware did not give this time must not look like traffic that was never there.
-    whole = tuple(_sum_l3(cache, of) for cache, of in controls.items() if {monitor.group for monitor in of} == groups)
-    return L3Monitors(l3mon=whole, path=RESCTRL_PATH, update_time=unix_seconds(now.wall_time_ns)) if whole else None
+    monitors = tuple(
+        _sum_l3(cache, of) for cache, of in controls.items() if {monitor.group for monitor in of} == groups
+    )
+    return (
+        L3Monitors(l3mon=monitors, path=RESCTRL_PATH, update_time=unix_seconds(now.wall_time_ns)) if monitors else None
+    )
 
 
 def _sum_l3(cache: int, of: list[L3Monitor]) -> L3Counters:

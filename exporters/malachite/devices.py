@@ -26,7 +26,7 @@ from exporters.malachite.wire import (
 )
 
 _PARTITION = re.compile(r"(?:(?P<numbered>.*\d)p|(?P<lettered>(?:sd|vd|xvd|hd)[a-z]+))\d+$")
-"""vda1 is a part of vda, nvme0n1p2 of nvme0n1: a name that ends in a digit takes a p before the number. sdp1 is of sdp."""
+"""Names of partitions: vda1 belongs to vda, nvme0n1p2 to nvme0n1 (p after a digit), sdp1 to sdp."""
 
 
 class DiskIo(MalachiteStruct, frozen=True):
@@ -61,8 +61,8 @@ def io_document(now: Snapshot, _history: MalachiteHistory) -> IoDocument:
 
 def is_partition(name: str, names: object) -> bool:
     """Whether the disk that this name is a part of is there too."""
-    found = _PARTITION.fullmatch(name)
-    return found is not None and hasattr(names, "__contains__") and (found["numbered"] or found["lettered"]) in names
+    parent = _PARTITION.fullmatch(name)
+    return parent is not None and hasattr(names, "__contains__") and (parent["numbered"] or parent["lettered"]) in names
 
 
 def _disk(name: str, disk: Disk) -> DiskIo | None:

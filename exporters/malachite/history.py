@@ -114,9 +114,9 @@ class MalachiteHistory:
     def cgroup(self, sample: CgroupSample) -> tuple[CounterFrame, CgroupFrame] | None:
         """The same cgroup about five seconds ago, or when it was first seen since."""
         for frame in self._earlier():
-            found = frame.cgroups.get(sample.path)
-            if found is not None and found.id == sample.id:
-                return frame, found
+            past = frame.cgroups.get(sample.path)
+            if past is not None and past.id == sample.id:
+                return frame, past
         return None
 
     def io(self, sample: CgroupSample) -> CgroupIoRead | None:

@@ -159,8 +159,12 @@ def _numa_nodes(now: Snapshot) -> Mapping[int, NumaNode]:
             for number, of in now.node.numa.items()
             if is_identifier(number)
         }
-    whole = now.node.meminfo if len(by_topology) == 1 else {}
-    return {number: NumaNode(cpus=cpus, meminfo=whole) for number, cpus in by_topology.items() if is_identifier(number)}
+    node_meminfo = now.node.meminfo if len(by_topology) == 1 else {}
+    return {
+        number: NumaNode(cpus=cpus, meminfo=node_meminfo)
+        for number, cpus in by_topology.items()
+        if is_identifier(number)
+    }
 
 
 def _numa(number: int, of: NumaNode, zones: tuple[MemoryZone, ...]) -> NumaMemorySizes:

@@ -84,14 +84,14 @@ class MalachiteServer:
         self._layout = layout
         self._history = MalachiteHistory()
         self._below: SubtreeSums | None = None
-        self._made: dict[str, bytes] = {}
+        self._rendered: dict[str, bytes] = {}
         self._listener: HttpListener | None = None
 
     def publish(self, finished: Cycle) -> None:
         try:
             self._history.add(finished.snapshot)
             self._below = None
-            self._made.clear()
+            self._rendered.clear()
         except Exception:
             # The documents keep the time of the last round that was understood, and the client says they are old.
             log.exception("round %d cannot be shown", finished.snapshot.seq)
@@ -106,8 +106,8 @@ class MalachiteServer:
         if not all(is_loopback(name) for name, _ in bound):
             await self._listener.close()
             raise Unavailable(
-                f"--malachite {host}:{port} would show every cgroup to whoever reaches it: its client knows no passwords",
-                "give a loopback address: Katalyst's agent asks 127.0.0.1:9002",
+                f"--malachite {host}:{port} would show every cgroup to every client that reaches it: the protocol has no passwords",
+                "use a loopback address: Katalyst's agent connects to 127.0.0.1:9002",
             )
         return bound[0][1]
 
@@ -144,24 +144,24 @@ class MalachiteServer:
 
     async def _document(self, request: web.Request) -> web.StreamResponse:
         name = request.path.removeprefix(API_PREFIX)
-        body = self._made.get(name)
+        body = self._rendered.get(name)
         if body is None:
             body = success_body(DOCUMENTS[name](self._latest(), self._history))
-            self._made[name] = body
+            self._rendered[name] = body
         return _json_response(200, body)
 
     async def _cgroup(self, request: web.Request) -> web.StreamResponse:
-        path = self._known(requested_path(request.rel_url.raw_query_string))
-        body = self._made.get(path)
+        path = self._resolve_path(requested_path(request.rel_url.raw_query_string))
+        body = self._rendered.get(path)
         if body is None:
             body = self._make_cgroup(path)
-            self._made[path] = body
+            self._rendered[path] = body
         return _json_response(200, body)
 
-    def _known(self, asked: str) -> str:
-        """The snapshot's spelling of a path that is asked for in the kernel's bytes, or in that spelling."""
-        path = cgroup_name_to_text(asked.encode(errors="surrogateescape"))
-        return path if path in self._latest().cgroups else printable(asked)
+    def _resolve_path(self, query_path: str) -> str:
+        """Return the snapshot's spelling of a path in a query, which has the kernel's bytes or that spelling."""
+        path = cgroup_name_to_text(query_path.encode(errors="surrogateescape"))
+        return path if path in self._latest().cgroups else printable(query_path)
 
     def _make_cgroup(self, path: str) -> bytes:
         now = self._latest()

@@ -39,16 +39,16 @@ from exporters.prometheus.families import MetricsState, cycle_trace_ids, metric_
 from exporters.prometheus.metric_family import Labels, MetricDistribution, MetricFamily
 
 UCUM_UNITS = {"seconds": "s", "bytes": "By", "cores": "{core}", "hertz": "Hz", "joules": "J", "mbit": "Mbit/s"}
-"""UCUM. What has no unit keeps none: `1` would make Prometheus' translation call it a ratio."""
+"""Units in UCUM. Metrics without a unit keep none: Prometheus would translate `1` to a ratio."""
 MAX_SPAN_EVENTS = 128
-"""Events of one span, OpenTelemetry's own default; of decisions, what changed something comes first."""
+"""Maximum number of events of a span, the default of OpenTelemetry; decisions that changed a value come first."""
 POINTS_PER_REQUEST = 4000
-"""About 1 MiB; collectors refuse requests over 4 MiB unless told otherwise."""
+"""Points per request, about 1 MiB: collectors refuse requests over 4 MiB by default."""
 FAILURES = (OutcomeStatus.REFUSED, OutcomeStatus.MISMATCH)
 
 
 class OtlpEncoder:
-    """Who sends, and since when its counters count."""
+    """Encodes states as OTLP requests, with the resource and the start times of counters."""
 
     def __init__(self, resource: Mapping[str, str], release: str, since: Mapping[str, int]) -> None:
         """`since` has the instants of boot and of the agent's start, in nanoseconds of CLOCK_REALTIME."""
@@ -82,7 +82,7 @@ class OtlpEncoder:
         born = {
             printable(path): min(at_ns, now)
             for path, sample in snapshot.cgroups.items()
-            if (at_ns := births.known.get(sample.id)) is not None
+            if (at_ns := births.by_id.get(sample.id)) is not None
         }
         for family in metric_families(observed):
             row, since = family.metric, self.since[family.metric.since]
@@ -111,7 +111,7 @@ class OtlpEncoder:
         trace_id, span_id = cycle_trace_ids(finished.snapshot)
         began = finished.snapshot.wall_time_ns
         ended = began + finished.duration_ns
-        taken = tuple(step_events(finished))
+        used = tuple(step_events(finished))
         changed_first = sorted(finished.done, key=lambda outcome: outcome.status is OutcomeStatus.UNCHANGED)
         failed = [outcome.error for outcome in finished.done if outcome.status in FAILURES]
         return ReadableSpan(
@@ -120,10 +120,10 @@ class OtlpEncoder:
             resource=self.resource,
             attributes=dict(_encodable(_cycle_attributes(finished))),
             events=(
-                *(Event(step, dict(_encodable(attributes)), ended) for step, attributes in taken),
+                *(Event(step, dict(_encodable(attributes)), ended) for step, attributes in used),
                 *(
                     Event("decision", dict(_encodable(decision_attributes(o))), ended)
-                    for o in changed_first[: MAX_SPAN_EVENTS - len(taken)]
+                    for o in changed_first[: MAX_SPAN_EVENTS - len(used)]
                 ),
             ),
             status=Status(StatusCode.ERROR, printable(failed[0])) if failed else Status(),

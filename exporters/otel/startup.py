@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def start_otel(environ: Mapping[str, str], about: Callable[[], AgentInfo] = AgentInfo) -> OtelSink | None:
-    """The sink that the environment asks for, running; None where it names no endpoint. Raises Unavailable with a remedy."""
+    """Start the sink; return None if the environment names no endpoint. Raises Unavailable with a remedy."""
     settings = read_otlp_settings(environ)
     if settings is None:
         return None
@@ -27,14 +27,14 @@ def start_otel(environ: Mapping[str, str], about: Callable[[], AgentInfo] = Agen
     except Unavailable:
         raise
     except ImportError as error:
-        raise Unavailable(f"OpenTelemetry is asked for and not installed: {error}", "install dioptase anew") from error
+        raise Unavailable(f"OpenTelemetry is configured and not installed: {error}", "reinstall dioptase") from error
     except Exception as error:
-        # The SDK reads variables of its own, some when it is imported, and raises what it likes.
+        # The SDK reads variables of its own, some at import, and raises any exception.
         raise Unavailable(f"OpenTelemetry cannot start: {error}", "correct that variable, or unset it") from error
 
 
 class OtelUnavailable:
-    """In the place of the sink, where the environment asks for one that cannot be: a source that says why, every round."""
+    """Replaces a sink that cannot start: a component that reports the reason in every cycle."""
 
     name, form = "opentelemetry", "off"
     lost_events = None
@@ -42,12 +42,12 @@ class OtelUnavailable:
     def __init__(self, why: Unavailable) -> None:
         self._why = why
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as every source is asked
+    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - signature of Probe
         raise Unavailable(self._why.reason, self._why.remedy)
 
     def problem(self) -> Unavailable | None:
-        """What `read` does not say already: nothing."""
+        """Return None: `read` raises every problem."""
         return None
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""

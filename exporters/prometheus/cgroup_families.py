@@ -39,7 +39,8 @@ NO_POD_LABELS: Labels = ("", "", "", "")
 MAX_AGGRESSORS_PER_CGROUP = 16
 """Number of aggressors per cgroup that have series: those with the largest share of its latency."""
 MAX_DEVICES_PER_CGROUP = 16
-EVALUATED_QUANTILES = (0.5, 0.99)
+EVALUATED_PERCENTILES = (("p50", 0.5), ("p99", 0.99))
+"""Values of the label `percentile`: `quantile` is reserved for summaries."""
 LOAD_PERIODS = ("1m", "5m", "15m")
 MEMORY_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("anon", ("anon", "total_rss", "rss")),
@@ -165,10 +166,10 @@ def _evaluated_latency(snapshot: Snapshot, previous: Snapshot | None, shown: lis
     change = compute_rates(previous, snapshot) if previous else None
     latencies = online_runq_latency(snapshot, change, previous)
     points = [
-        MetricPoint(owner, (str(quantile),), value / NS_PER_S)
+        MetricPoint(owner, (percentile,), value / NS_PER_S)
         for owner, sample in shown
         if (latency := latencies.get(sample.path)) is not None and latency.slots is not None
-        for quantile in EVALUATED_QUANTILES
+        for percentile, quantile in EVALUATED_PERCENTILES
         if (value := quantile_ns(latency.slots, quantile)) is not None
     ]
     return MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_runq_wait_evaluated_seconds"], points=tuple(points))

@@ -92,11 +92,11 @@ def _limit_fields(outcome: Outcome) -> Mapping[str, int | str | bool]:
 
 
 MAX_CGROUPS_WITH_SERIES = 512
-"""With series of their own, about 200 each; exporters.maxCgroups in the settings."""
+"""Maximum number of cgroups with series, about 200 each; exporters.maxCgroups in the settings."""
 
 
 class RecordingState(msgspec.Struct, frozen=True, kw_only=True):
-    """How the recording fares."""
+    """State of the recording."""
 
     writable: bool
     size_bytes: int
@@ -105,63 +105,63 @@ class RecordingState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent knows of itself and no round says; None has no sample."""
+    """Facts of the agent that are not part of a cycle; None has no sample."""
 
     interval_s: float | None = None
     runq_latency_target_s: float | None = None
     journal_writable: bool | None = None
-    """None where decisions are kept in memory only."""
+    """None if decisions are kept in memory only."""
     otel_failures: int | None = None
-    """None where nothing is sent to OpenTelemetry, as for the spans."""
+    """None if nothing is sent to OpenTelemetry; so are the spans."""
     otel_dropped_spans: int | None = None
     traced: bool = False
-    """Whether rounds are sent as spans, so that exemplars may name them."""
+    """Whether cycles are sent as spans, so that exemplars can refer to them."""
     recording: RecordingState | None = None
     max_cgroups: int = MAX_CGROUPS_WITH_SERIES
     api_requests: Mapping[tuple[str, str, str], int] = {}
-    """By method, resource and status; nothing where there is no cluster."""
+    """Requests by method, resource and status; empty without a cluster."""
     nri_answers: Mapping[str, int] = {}
-    """By answer; nothing where no container runtime asks."""
-    obeyed: Mapping[Labels, bool] = {}
-    """By kind, key and hash of the object."""
+    """Answers by kind; empty without a container runtime."""
+    applied_configs: Mapping[Labels, bool] = {}
+    """Applied state by kind, key and hash of the object."""
     calls: Mapping[tuple[str, str, str], int] = {}
-    """Over sockets, by side, method and code; nothing where none are used."""
+    """Calls over sockets by side, method and code; empty if no socket is used."""
     advice_ages_s: Mapping[tuple[str, str], float] = {}
-    """By `given` or `taken` and resource."""
+    """Age of advice by direction (`given` or `taken`) and resource."""
     peers: Mapping[str, int] = {}
-    """Of our sockets, by what they are to us."""
+    """Number of peers of our sockets by role."""
 
 
 class EventTally(msgspec.Struct, frozen=True):
-    """How often something happened, and the latest round in which it did."""
+    """Number of events of one kind, and the latest cycle with one."""
 
     count: int
     latest: Exemplar
 
 
 class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an exporter knows: the newest round, and what all rounds since it started add up to."""
+    """State of an exporter: the latest cycle, and counters over all cycles since the start."""
 
     version: str
     about: AgentInfo = AgentInfo()
     latest: Cycle | None = None
     decisions: Mapping[Labels, EventTally] = {}
-    """By knob, rule and outcome."""
+    """Decisions by knob, rule and outcome."""
     repairs: Mapping[Labels, EventTally] = {}
-    """By knob."""
+    """Repairs by knob."""
     rounds: Mapping[Labels, EventTally] = {}
-    """By trigger and action; the action is empty where nothing was advised."""
+    """Cycles by trigger and action; the action is empty without advice."""
     victims: VictimCounts = VictimCounts()
     kills: Mapping[Labels, int] = {}
-    """By Katalyst's reason."""
+    """Kills by Katalyst's reason."""
     dropped: Mapping[str, int] = {}
-    """What a limit kept from being shown, added up over rounds."""
+    """Series dropped because of a limit, summed over cycles."""
 
     def after(self, finished: Cycle, about: AgentInfo | None = None) -> MetricsState:
-        """The same with one more round; the old value stays as it is for whoever is rendering it."""
-        known = self.about if about is None else about
+        """Return a copy with one more cycle; the old value may still be in use by a renderer."""
+        info = self.about if about is None else about
         snapshot = finished.snapshot
-        exemplar = Exemplar(exemplar_labels(snapshot, traced=known.traced), 1, snapshot.wall_time_ns)
+        exemplar = Exemplar(exemplar_labels(snapshot, traced=info.traced), 1, snapshot.wall_time_ns)
         decisions, repairs = dict(self.decisions), dict(self.repairs)
         for outcome in finished.done:
             decision = outcome.decision
@@ -170,10 +170,10 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
                 _count_event(repairs, (decision.knob.value,), exemplar)
         rounds = dict(self.rounds)
         _count_event(rounds, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
-        now = _dropped_series(snapshot, known.max_cgroups)
+        now = _dropped_series(snapshot, info.max_cgroups)
         return MetricsState(
             version=self.version,
-            about=known,
+            about=info,
             latest=finished,
             decisions=decisions,
             repairs=repairs,
@@ -185,7 +185,7 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def metric_families(observed: MetricsState) -> Iterator[MetricFamily]:
-    """Every row of the catalogue that has something to show, by scope."""
+    """Yield every family of the catalogue that has values, by scope."""
     for family in _every_family(observed):
         if family.points or family.distributions:
             yield family
@@ -274,8 +274,8 @@ def _node_advice(node: NodeAdvice) -> Iterator[MetricFamily]:
         cap = power.target_watts if power.kind is PowerActionKind.CAP else None
         yield point_family("dioptase_power_cap_watts", [((), cap)])
         yield point_family("dioptase_power_evict_pods", [((), power.count)])
-    if (found := node.overcommit) is not None:
-        ratios = {"cpu": found.cpu_ratio, "memory": found.memory_ratio}
+    if (families := node.overcommit) is not None:
+        ratios = {"cpu": families.cpu_ratio, "memory": families.memory_ratio}
         yield point_family("dioptase_overcommit_ratio", (((resource,), ratio) for resource, ratio in ratios.items()))
 
 
@@ -304,7 +304,9 @@ def _agent_info_families(about: AgentInfo) -> Iterator[MetricFamily]:
     yield point_family("dioptase_protocol_calls_total", list(about.calls.items()))
     yield point_family("dioptase_advice_age_seconds", list(about.advice_ages_s.items()))
     yield point_family("dioptase_protocol_peers", (((role,), count) for role, count in about.peers.items()))
-    yield point_family("dioptase_config_obeyed", ((labels, int(held)) for labels, held in about.obeyed.items()))
+    yield point_family(
+        "dioptase_config_obeyed", ((labels, int(held)) for labels, held in about.applied_configs.items())
+    )
     yield point_family("dioptase_otel_failures_total", [((), about.otel_failures)])
     yield point_family("dioptase_otel_dropped_spans_total", [((), about.otel_dropped_spans)])
     if recording is not None:

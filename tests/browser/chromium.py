@@ -40,7 +40,7 @@ CODES = {"Tab": 9, "Enter": 13, "Escape": 27}
 
 
 class BrowserError(Exception):
-    """The browser did not do what it was asked."""
+    """The browser did not execute a request."""
 
 
 class Browser:

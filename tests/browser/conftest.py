@@ -1,4 +1,4 @@
-"""What every test of the page has: a browser, an agent that shows what it is told to, and a story for it to show."""
+"""Fixtures of the page tests: a browser, an agent that shows given cycles, and a simulated run."""
 
 from __future__ import annotations
 

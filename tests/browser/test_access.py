@@ -1,4 +1,4 @@
-"""The page for those who do not look at it, do not point, or cannot bear movement."""
+"""Accessibility of the page: screen readers, keyboard, and reduced motion."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_tab_goes_through_the_page_in_its_order_and_is_seen(browser: Browser, ag
         page.press("Tab")
         place, what, outline = page.eval(
             """(() => { const a = document.activeElement, own = getComputedStyle(a);
-            const beside = a.nextElementSibling ? getComputedStyle(a.nextElementSibling) : own;
+            const adjacent = a.nextElementSibling ? getComputedStyle(a.nextElementSibling) : own;
             const order = [...document.querySelectorAll('*')].indexOf(a);
             const what = a.id || a.className || a.name || a.getAttribute('aria-label') || a.textContent;
-            return [order, what, [own, beside].some(s => s.outlineStyle !== 'none')]; })()"""
+            return [order, what, [own, adjacent].some(s => s.outlineStyle !== 'none')]; })()"""
         )
         if what == "" or (observed and place < observed[-1][0]):
             break
@@ -100,7 +100,7 @@ def test_tab_goes_through_the_page_in_its_order_and_is_seen(browser: Browser, ag
     assert [place for place, _ in observed] == sorted(place for place, _ in observed)
 
 
-def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, agent: AgentServer) -> None:
+def test_nothing_moves_with_reduced_motion(browser: Browser, agent: AgentServer) -> None:
     agent.show(interference_node.interference_cycles(10))
     page = opened(browser, agent)
     moving = page.eval(
@@ -156,8 +156,8 @@ def busier(finished: Cycle) -> Cycle:
     return msgspec.structs.replace(finished, snapshot=changed)
 
 
-def test_a_new_round_leaves_the_place_of_who_reads(browser: Browser, agent: AgentServer) -> None:
-    """Every number may change; an element that is taken out and made anew takes a screen reader's place with it."""
+def test_a_new_cycle_keeps_the_readers_place(browser: Browser, agent: AgentServer) -> None:
+    """Every number may change; replacing an element would lose a screen reader's place."""
     created = interference_node.interference_cycles(40, waves=True)
     agent.show(created[:39])
     page = opened(browser, agent)

@@ -1,4 +1,4 @@
-"""What the page looks like: it fits every width, and its colours can be read and told apart by every eye."""
+"""What the page looks like: it fits every width, and its colours are readable and distinguishable."""
 
 from __future__ import annotations
 

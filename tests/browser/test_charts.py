@@ -76,7 +76,7 @@ def test_bars_are_where_the_waits_are(
     assert left - 1 <= line <= left + width + 1
 
 
-def test_the_shadow_policy_is_told_and_drawn(
+def test_the_shadow_policy_is_described_and_drawn(
     browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     advice = reported.rounds[-1].advice
@@ -91,7 +91,7 @@ def test_the_shadow_policy_is_told_and_drawn(
     assert height < 1, "one core from the first round to the last is a level line"
 
 
-def test_what_is_said_of_the_node_as_a_whole_is_told(
+def test_advice_for_the_node_is_shown(
     browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     agent.show([msgspec.structs.replace(finished, node=RICH_NODE) for finished in reported.rounds])
@@ -155,7 +155,7 @@ def test_chart_tables_hold_every_round(
     assert [row[4] for row in actual] == [formats.cores(value) for value in reclaimable]
 
 
-def test_the_forecast_is_told_with_how_often_it_missed(
+def test_the_forecast_is_shown_with_its_miss_ratio(
     browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     agent.show([msgspec.structs.replace(finished, forecasts=FORECASTS) for finished in reported.rounds])

@@ -1,4 +1,4 @@
-"""The page's list of decisions in a real browser: all of them, with their reasons, to be told apart and filtered."""
+"""The page's list of decisions in a real browser: all of them, with their reasons and filters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_decision_is_listed_newest_first_with_its_reason(
     facts = page.eval("document.querySelector('.entry dl').textContent")
     for name, value in reported.entries[-1].outcome.decision.reason.inputs.items():
         assert name in facts
-        assert isinstance(value, float) or ("not known" if value is None else str(value)) in facts
+        assert isinstance(value, float) or ("unknown" if value is None else str(value)) in facts
 
 
 def test_statuses_differ_by_word_sign_and_line_and_can_be_filtered(
@@ -62,4 +62,4 @@ def test_statuses_differ_by_word_sign_and_line_and_can_be_filtered(
     assert page.text("#decisions-count") == f"1 of {len(agent.journal.all)}"
     page.eval("document.querySelector('#find').value = 'no such thing'")
     page.eval("document.querySelector('#find').dispatchEvent(new Event('input'))")
-    assert page.text("#no-entries") == "No decision fits this filter."
+    assert page.text("#no-entries") == "No decision matches this filter."

@@ -1,4 +1,4 @@
-"""The page's card of evictions: thresholds against what is observed, conditions, and who had to leave."""
+"""The page's card of evictions: thresholds and observed values, conditions, and evicted pods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reported(seq: int) -> Cycle:
     return msgspec.structs.replace(busy_cycle(seq), evictions=RICH_EVICTIONS, kills=kills)
 
 
-def test_the_card_shows_thresholds_conditions_and_who_had_to_leave(browser: Browser, agent: AgentServer) -> None:
+def test_the_card_shows_thresholds_conditions_and_evicted_pods(browser: Browser, agent: AgentServer) -> None:
     agent.show(reported(seq) for seq in (1, 2, 3))
     page = opened(browser, agent)
     page.until("document.querySelectorAll('#evicted li').length > 0")
@@ -36,7 +36,7 @@ def test_the_card_shows_thresholds_conditions_and_who_had_to_leave(browser: Brow
     assert rows(page, "#thresholds tbody")[0][4] == "64.0 MiB of memory are free; the watermark is 96.0 MiB."
     condition = page.text("#conditions li")
     assert (
-        condition == f"Condition MemoryPressure (NoSchedule) is in force; {MEMORY_PLUGIN} met its threshold 2.00 s ago."
+        condition == f"Condition MemoryPressure (NoSchedule) is set; {MEMORY_PLUGIN} met its threshold 2.00 s ago."
     )
     actual = page.eval(
         "[...document.querySelectorAll('#evicted li')].map(e => [e.dataset.fate, e.textContent.replace(/\\s+/g, ' ')])"
@@ -62,7 +62,7 @@ def test_the_card_fits_and_can_be_used_by_everybody(
     page.close()
 
 
-def test_without_a_plugin_there_is_no_card_and_nobody_asks(browser: Browser, agent: AgentServer) -> None:
+def test_without_a_plugin_there_is_no_card_and_no_request(browser: Browser, agent: AgentServer) -> None:
     agent.show(busy_cycle(seq) for seq in (1, 2))
     page = opened(browser, agent)
     assert page.eval("document.querySelector('#evictions').hidden")

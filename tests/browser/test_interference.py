@@ -1,4 +1,4 @@
-"""Who waits, for whom, and what the kernel says of memory and threads: what the page shows is what can be computed by hand."""
+"""Victims, aggressors, memory and threads on the page, against values that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.builders.interference_node import BATCH, BUILD, HOSTILE, PODS, WEB
 pytestmark = pytest.mark.browser
 
 
-def test_who_waits_for_whom_can_be_computed_by_hand(browser: Browser, agent: AgentServer) -> None:
+def test_the_interference_matrix_can_be_computed_by_hand(browser: Browser, agent: AgentServer) -> None:
     """See the table at the top of tests/builders/interference_node.py."""
     created = interference_node.interference_cycles(40)
     agent.show(created)

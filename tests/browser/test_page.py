@@ -52,7 +52,7 @@ def test_headline_numbers_are_the_views(
     assert page.errors() == []
 
 
-def test_a_round_without_a_finished_wait_is_told_from_waits_that_nobody_measures(
+def test_a_cycle_without_finished_waits_differs_from_unmeasured_waits(
     browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     last = reported.rounds[-1]

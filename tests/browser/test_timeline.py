@@ -77,7 +77,7 @@ def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(
     assert spike.outcome.decision.reason.text in opened_one
     pick(page, spike.seq, "pointerleave")
     page.eval("document.querySelector('#lanes').dispatchEvent(new PointerEvent('pointerleave'))")
-    assert spike.outcome.decision.reason.text in page.text("#decisions-at"), "what was chosen stays told"
+    assert spike.outcome.decision.reason.text in page.text("#decisions-at"), "the chosen decision stays listed"
 
 
 def test_the_arrow_keys_walk_from_one_decision_to_the_next(
@@ -120,7 +120,7 @@ def test_lanes_are_by_what_is_chosen_and_what_was_not_written_looks_so(
     assert written == len(entries) - 3, "the CPU chart has the writes alone"
 
 
-def test_pools_regions_rejected_pods_and_memory_are_told(
+def test_pools_regions_rejected_pods_and_memory_are_shown(
     browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
 ) -> None:
     last = reported.rounds[-1]
@@ -141,6 +141,6 @@ def test_pools_regions_rejected_pods_and_memory_are_told(
     assert memory == [
         ["node", "3.00 GiB", formats.ABSENT, "✓ no risk"],
         ["NUMA 0", "3.00 GiB", "2.00 GiB", "▲ tune memcg, 256 MiB short"],
-        ["NUMA 1", formats.ABSENT, formats.ABSENT, "? not known"],
+        ["NUMA 1", formats.ABSENT, formats.ABSENT, "? unknown"],
     ]
     assert "The cache reaper is switched off." in page.text("#memory-reasons")

@@ -210,7 +210,7 @@ ABOUT = AgentInfo(
     otel_dropped_spans=7,
     api_requests={("PATCH", "customnoderesources.v1alpha1.node.katalyst.kubewharf.io", "200"): 12},
     nri_answers={"adjusted": 5, "unchanged": 0, "unknown": 1, "late": 0},
-    obeyed={("AdminQoSConfiguration", "kube-system/all", "1f0c9e6a2b7d"): True},
+    applied_configs={("AdminQoSConfiguration", "kube-system/all", "1f0c9e6a2b7d"): True},
     calls={
         ("made", "runtime.v1.RuntimeService.ListContainers", "OK"): 60,
         ("made", "runtime.v1.RuntimeService.StopContainer", "UNAVAILABLE"): 2,

@@ -76,7 +76,7 @@ def test_the_nearest_sample_is_the_quantile() -> None:
     ("cpus", "load", "size"), [(2, 0.1, 1), (2, 0.6, 1), (16, 0.1, 2), (16, 0.4, 8), (16, 0.6, 12), (16, 0.9, 15)]
 )
 def test_the_share_pool_follows_katalysts_rule_and_leaves_a_cpu_to_reclaim(cpus: int, load: float, size: int) -> None:
-    """ceil(usage x 1.25), at least 1, at most all but one."""
+    """The result is ceil(usage x 1.25), at least 1, at most all but one."""
     assert share_pool_size(cpus, load) == size
 
 

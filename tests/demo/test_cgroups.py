@@ -98,7 +98,7 @@ def test_a_second_demo_is_refused_while_the_first_one_runs(hierarchy: Hierarchy)
 
 
 @pytest.mark.kernel
-def test_somebody_elses_process_is_left_alone_and_named(hierarchy: Hierarchy) -> None:
+def test_a_foreign_process_is_left_alone_and_named(hierarchy: Hierarchy) -> None:
     directory = hierarchy.primary / names()[1]
     directory.mkdir()
     process = launch_in_cgroups(SLEEP, procs=[directory / "cgroup.procs"])
@@ -114,7 +114,7 @@ def test_somebody_elses_process_is_left_alone_and_named(hierarchy: Hierarchy) ->
 
 
 @pytest.mark.kernel
-def test_leftovers_of_a_killed_demo_are_made_anew(hierarchy: Hierarchy, tmp_path: Path) -> None:
+def test_cgroups_of_a_killed_demo_are_created_again(hierarchy: Hierarchy, tmp_path: Path) -> None:
     directory = hierarchy.primary / names()[1]
     directory.mkdir()
     (directory / "cpu.idle").write_text("1")
@@ -171,7 +171,7 @@ def test_version_2_without_a_cpu_controller_is_unavailable_with_a_remedy(tmp_pat
     assert (root / "cgroup.subtree_control").read_text() == ""
 
 
-def test_whoever_loses_the_race_for_the_lock_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_the_race_for_the_lock_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between mkdir and lock another demo may take the directory for a leftover and make its own."""
 
     def raced(descriptor: int, _: int) -> None:

@@ -81,14 +81,14 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
     assert code == 0, text
     act, *_, pods_end, _request, last = demo.note.read_text().splitlines()
     assert (act, last) == ("on", "SIGTERM")
-    assert demo.rounds.is_dir(), "the agent is told where to record"
+    assert demo.rounds.is_dir(), "the agent records to the given directory"
     assert pods_end.strip() == f"cgroup: /{BATCH}"
     assert re.search(r"applied +demo/batch +cpu\.idle .*\(batch gives way\)", text)
     assert "changes        1 (cpu.idle 1)" in text
     assert re.search(r"CPU lent +1\.25 of \d+ cores on average, of which the batch job used 1\.00", text)
     assert re.search(r"cgroups +restored \(\d+ values compared, none differs\) and removed", text)
     alone, adjacent = (
-        re.search(rf"^{name} +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M) for name in ("alone", "beside batch")
+        re.search(rf"^{name} +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M) for name in ("alone", "with batch")
     )
     assert alone is not None
     assert adjacent is not None, text
@@ -116,7 +116,7 @@ def test_a_signal_ends_it_like_the_duration_does(hierarchy: Hierarchy, tmp_path:
 
 
 @pytest.mark.kernel
-def test_after_kill_9_nobody_is_left_and_the_next_demo_starts_cleanly(hierarchy: Hierarchy, tmp_path: Path) -> None:
+def test_after_kill_9_no_process_is_left_and_the_next_demo_starts(hierarchy: Hierarchy, tmp_path: Path) -> None:
     demo = Demo(tmp_path, 0)
     assert eventually(demo.note.exists)
     demo.process.kill()
@@ -200,7 +200,7 @@ def test_without_writable_cgroups_it_runs_dry_and_says_so(hierarchy: Hierarchy, 
     assert "! remedy: run as root" in text
     assert demo_act(tmp_path) == "dry-run"
     assert "none were made, none touched" in text
-    assert re.search(r"^beside batch +[\d,]{3,} ", text, re.M), text
+    assert re.search(r"^with batch +[\d,]{3,} ", text, re.M), text
 
 
 def demo_act(tmp_path: Path) -> str:

@@ -24,7 +24,7 @@ def test_the_demo_lends_the_node_says_why_and_puts_everything_back(tmp_path: Pat
     )  # fmt: skip
     text = ran.stdout + ran.stderr
     if "another demo is running" in text:
-        pytest.skip("somebody runs dioptase demo on this machine now")
+        pytest.skip("another dioptase demo is running on this machine")
     assert ran.returncode == 0, text
     assert re.search(r"applied +demo/batch +cpu\.idle", text), text
     changes = re.search(r"^changes +(\d+) \(.*cpu\.idle 1", text, re.M)
@@ -33,7 +33,7 @@ def test_the_demo_lends_the_node_says_why_and_puts_everything_back(tmp_path: Pat
     reclaimable = re.search(r"^CPU lent +([\d.]+) of (\d+) cores .* used ([\d.]+)$", text, re.M)
     assert reclaimable is not None, text
     assert 0 < float(reclaimable[3]) <= float(reclaimable[2])
-    adjacent = re.search(r"^beside batch +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M)
+    adjacent = re.search(r"^with batch +([\d,]+) +(\d+) .* ([\d,]+)$", text, re.M)
     assert adjacent is not None, text
     assert int(adjacent[1].replace(",", "")) > 1000
     assert int(adjacent[3].replace(",", "")) > 100

@@ -1,4 +1,4 @@
-"""What others used while the demo ran."""
+"""CPU use of other processes during the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real processes: what they cost, what they count, and that none of them outlives whoever started it."""
+"""The real processes: what they cost, what they count, and that none of them outlives its parent."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _cpu_ns(pid: int) -> int:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
-def test_burners_count_what_they_do_and_run_idle_when_told(tmp_path: Path) -> None:
+def test_burners_count_their_units_and_can_run_idle(tmp_path: Path) -> None:
     loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch(idle=True)
@@ -150,7 +150,7 @@ def test_a_worker_that_dies_ends_its_job_visibly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_nobody_outlives_a_parent_that_is_killed(tmp_path: Path, signum: int) -> None:
+def test_no_process_outlives_a_killed_parent(tmp_path: Path, signum: int) -> None:
     mark = f"DIOPTASE_TEST={tmp_path}"
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "DIOPTASE_TEST": str(tmp_path)}
     argv = [sys.executable, "-c", PARENT, str(tmp_path)]
@@ -164,7 +164,7 @@ def test_nobody_outlives_a_parent_that_is_killed(tmp_path: Path, signum: int) ->
     assert eventually(lambda: not mentioning(mark)), f"left behind: {mentioning(mark)}"
 
 
-def test_the_signal_for_the_end_is_the_one_asked_for(tmp_path: Path) -> None:
+def test_the_end_signal_is_the_requested_one(tmp_path: Path) -> None:
     """What must put things back itself gets SIGTERM, not SIGKILL, when its parent is gone."""
     out, ready = tmp_path / "out", tmp_path / "ready"
     child = (

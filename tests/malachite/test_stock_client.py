@@ -91,7 +91,7 @@ def test_rates_of_a_container_at_work(at_work: tuple[stock_client.Stored, Sample
         ("sent", "net.tcp.recv.bps.container"),
     ):
         checks.near(name, stored.container(UID, name), after.rate(before, field), OFF, slack=1.0)
-    # How much is throttled depends on who else is on the machine in that very second.
+    # Throttling depends on other processes of the machine at that time.
     for field, name in (("throttled", "cpu.nr.throttled"), ("throttled_us", "cpu.throttled.time")):
         most = getattr(after, field) - getattr(before, field)
         checks.between(name, stored.container(UID, f"{name}.container.rate"), most / 100, most / 4)
@@ -141,7 +141,7 @@ def _compare_container(stored: stock_client.Stored, checks: Checks) -> None:
     ):  # fmt: skip
         same(name, files.memory(key))
     same("mem.oom", files.keyed("memory", "memory.oom_control", "oom_kill"))
-    assert files.memory("total_rss") > 40 * MIB, "the pod holds what it was told to hold"
+    assert files.memory("total_rss") > 40 * MIB, "the pod uses the requested memory"
     for node in range(_numa_nodes()):
         for kind in ("total", "file", "anon"):
             name = f"mem.{kind}.numa.container"

@@ -41,7 +41,7 @@ def test_offsets_and_sizes_are_those_of_c(path: str, offset: int, size: int) -> 
         ("task", "missing", "struct task of this kernel has no member missing"),
         ("task", "next.runs", "struct task of this kernel has no member next.runs"),
         ("task", "info.missing", "no member info.missing"),
-        ("nobody", "x", "no struct nobody"),
+        ("absent", "x", "no struct absent"),
         ("info_t", "runs", "no struct info_t"),
         ("task", "", "no member"),
     ],

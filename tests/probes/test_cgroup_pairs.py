@@ -45,7 +45,7 @@ def test_one_pair_on_several_cpus_is_one_sum() -> None:
     assert actual.reclaimable.nonzero()[0].tolist() == []
 
 
-def test_two_tags_of_one_cgroup_are_one_culprit() -> None:
+def test_two_tags_of_one_cgroup_are_one_aggressor() -> None:
     """Its cpu controller was switched off and on again."""
     actual = resolve(PairAccounts(8), [(10, 20, 5), (10, 21, 6)], {**TAGS, 21: 1002}, LIVE)
     assert actual.by_path == {1001: {"/b": 11}}
@@ -61,7 +61,7 @@ def test_the_root_has_a_name_even_where_it_is_not_listed() -> None:
     assert actual.by_path == {1001: {"/": 5}}
 
 
-def test_a_culprit_that_is_gone_becomes_part_of_the_rest_and_its_entries_are_given_back() -> None:
+def test_a_removed_aggressor_moves_to_the_rest_and_its_entries_are_freed() -> None:
     accounts = PairAccounts(8)
     assert resolve(accounts, [(10, 20, 50), (10, 30, 8)], TAGS, LIVE).by_path == {1001: {"/b": 50, "/c": 8}}
     removed = resolve(accounts, [(10, 20, 60), (10, 30, 8)], TAGS, {1001: "/a", 1003: "/c"})
@@ -77,15 +77,19 @@ def test_a_culprit_that_is_gone_becomes_part_of_the_rest_and_its_entries_are_giv
     assert (later.by_path, later.unattributed) == ({1001: {"/c": 9}}, {1001: 11})
 
 
-def test_a_victim_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> None:
+def test_a_removed_victim_is_dropped_with_all_its_pairs() -> None:
     accounts = PairAccounts(8)
     for _ in range(2):
         resolve(accounts, [(10, 99, 4)], TAGS, LIVE)
-    gone = resolve(accounts, [(10, 20, 50)], {20: 1002}, {1002: "/b"})
-    assert (gone.by_path, gone.unattributed, gone.reclaimable.nonzero()[0].tolist()) == ({}, {}, [0])
+    after_removal = resolve(accounts, [(10, 20, 50)], {20: 1002}, {1002: "/b"})
+    assert (after_removal.by_path, after_removal.unattributed, after_removal.reclaimable.nonzero()[0].tolist()) == (
+        {},
+        {},
+        [0],
+    )
 
 
-def test_a_culprit_gets_its_name_at_the_next_listing_and_what_came_before_stays_in_the_rest() -> None:
+def test_an_aggressor_is_named_from_the_next_listing_on_and_earlier_time_stays_in_the_rest() -> None:
     accounts = PairAccounts(8)
     assert resolve(accounts, [(10, 20, 30)], TAGS, {1001: "/a"}).unattributed == {1001: 30}
     named = resolve(accounts, [(10, 20, 45)], TAGS, LIVE)
@@ -96,12 +100,12 @@ def test_a_culprit_gets_its_name_at_the_next_listing_and_what_came_before_stays_
     assert (again.by_path, again.unattributed) == ({1001: {"/b": 4}}, {1001: 31})
 
 
-def test_retired_places_name_nobody() -> None:
+def test_retired_slots_have_no_cgroup() -> None:
     actual = resolve(PairAccounts(8), [(10, 20, 5)], {10: 1001, RETIRED_TAG: 0}, LIVE)
     assert (actual.by_path, actual.unattributed) == ({}, {1001: 5})
 
 
-def test_a_culprit_that_was_forgotten_too_early_is_named_again_for_what_is_new() -> None:
+def test_an_aggressor_that_was_dropped_too_early_is_named_again_for_new_time() -> None:
     """It was missing from two listings although it lives, or had no place while the table was full."""
     accounts = PairAccounts(8)
     resolve(accounts, [(10, 20, 50)], TAGS, LIVE)
@@ -134,7 +138,7 @@ def test_a_table_with_histograms_stays_within_its_own_bound(cpus: int, bits: int
     assert (16 + 8 * created["PAIR_SLOTS"]) * cpus << bits <= wakeups.MAX_WAKEUP_PAIR_BYTES == 16 << 20
 
 
-def test_an_empty_table_has_nobody() -> None:
+def test_an_empty_table_has_no_pairs() -> None:
     assert resolve(PairAccounts(8), [], {}, {}).by_path == {}
 
 
@@ -150,12 +154,12 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_comes_and_goes_nothing_is_lost_and_the_rest_never_falls(
+def test_no_time_is_lost_and_the_rest_never_falls(
     steps: list[tuple[dict[tuple[int, int], int], set[int], set[int]]],
 ) -> None:
-    """Growth of pairs, which cgroups are listed, and which tags the kernel side has retired; 40 never had a place.
+    """Growth of pairs, which cgroups are listed, and which tags are retired; 40 never had a slot.
 
-    What was told under a name ends with it, as a removed cgroup's counters do.
+    Time reported under a path ends with it, as the counters of a removed cgroup do.
     """
     accounts, table, retired = PairAccounts(8), dict[tuple[int, int], int](), set[int]()
     total, rest, ended, reported = 0, 0, 0, dict[str, int]()

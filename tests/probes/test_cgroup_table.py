@@ -1,4 +1,4 @@
-"""How large the tables per cgroup are, and whether as many cgroups find a place in them as there may be."""
+"""Sizes of the per-CPU tables of cgroups, and the number of cgroups that have slots without loss."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_the_values_are_as_large_as_that() -> None:
     assert 8 * 3 * (1 + SLOT_COUNT) == WAKEUPS
 
 
-def without_place(tags: Iterable[int], places: int) -> int:
-    """How many find their window full: place_for() of per_cgroup.bpf.h once more."""
+def count_without_slot(tags: Iterable[int], places: int) -> int:
+    """Return the number of cgroups whose window is full; the same algorithm as cgroup_slot_for() of per_cgroup.bpf.h."""
     window = int(re.findall(r"#define WINDOW (\d+)", SOURCE)[0])
     used: set[int] = set()
     lost = 0
@@ -68,7 +68,7 @@ def without_place(tags: Iterable[int], places: int) -> int:
 
 
 def tables(cpus: int) -> dict[str, int]:
-    """Places of every probe with a table on each CPU."""
+    """Return the number of slots of every probe with a per-CPU table."""
     jobs = {
         "runqlat": runqlat.job(runqlat.FORMS, cpus, blame=True),
         "throttles": throttles.job(throttles.FORMS, cpus),
@@ -83,8 +83,8 @@ DOCUMENTED = Path(runqlat.__file__).parents[1] / "docs/operations.md"
 
 
 @pytest.mark.parametrize("cpus", [2, 64, 128, 256, 512])
-def test_operators_are_told_what_all_probes_take(cpus: int) -> None:
-    """Of what the agent loads where nobody says otherwise. What does not grow with CPUs, seats and shared tables, is 13 MiB."""
+def test_the_documented_memory_of_all_probes_is_right(cpus: int) -> None:
+    """Probes that are loaded by default. Task slots and shared tables do not grow with CPUs: 13 MiB."""
     places = tables(cpus)
     per_cpu = sum(cpus * places[name] * size for name, size in zip(places, (WAITS, THROTTLES, SOCKETS), strict=False))
     created = runqlat.job(runqlat.FORMS, cpus, blame=True).constants
@@ -98,15 +98,15 @@ def test_operators_are_told_what_all_probes_take(cpus: int) -> None:
 @pytest.mark.parametrize(
     ("probe", "groups"), [("runqlat", 600), ("throttles", 600), ("sockets", 600), ("counters", 600), ("wakeups", 260)]
 )
-def test_so_many_cgroups_are_counted_in_full_on_any_machine(probe: str, groups: int, cpus: int) -> None:
+def test_the_documented_number_of_cgroups_has_slots_on_any_machine(probe: str, groups: int, cpus: int) -> None:
     """Whichever serial numbers they have: scattered over a million cgroups that came and went, or one after the other."""
     places = tables(cpus)[probe]
     for seed in range(20):
-        assert without_place(random.Random(seed).sample(range(1_000_000), groups), places) == 0
-    assert without_place(range(1000, 1000 + 3 * groups, 3), places) == 0
+        assert count_without_slot(random.Random(seed).sample(range(1_000_000), groups), places) == 0
+    assert count_without_slot(range(1000, 1000 + 3 * groups, 3), places) == 0
 
 
-def test_a_table_in_which_half_the_places_are_used_loses_some_on_some_nodes() -> None:
+def test_a_half_full_table_loses_cgroups_on_some_nodes() -> None:
     """Why the tables are three times as large as what they are to hold: the simulation above can fail."""
-    lost = [without_place(random.Random(seed).sample(range(1_000_000), 910), 1820) for seed in range(20)]
+    lost = [count_without_slot(random.Random(seed).sample(range(1_000_000), 910), 1820) for seed in range(20)]
     assert 0 < sum(map(bool, lost)) < 20

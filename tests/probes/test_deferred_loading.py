@@ -1,4 +1,4 @@
-"""Probes that load late: what a reader sees meanwhile, in the order of the table, and that closing waits for nobody."""
+"""Deferred loading: readings until a probe is loaded, the order of loading, and prompt closing."""
 
 from __future__ import annotations
 
@@ -121,26 +121,26 @@ def test_what_opens_after_the_end_is_closed_at_once() -> None:
 
 
 def test_closing_ends_a_child_that_is_at_work(tmp_path: Path) -> None:
-    """It would take ten minutes else; what came after it is not begun."""
+    """It would otherwise take ten minutes; later probes are not started."""
     started = threading.Event()
     slow = tmp_path / "python3"
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     slow.chmod(0o755)
-    begun: list[str] = []
+    started: list[str] = []
 
     def hang() -> Probe:
-        begun.append("hang")
+        started.append("hang")
         started.set()
         load(JOB, child_python=slow)
         raise AssertionError("a job that never ends has ended")
 
-    background = DeferredLoader([("hang", hang), ("never", lambda: begun.append("never") or Counting("never"))], slow)
+    background = DeferredLoader([("hang", hang), ("never", lambda: started.append("never") or Counting("never"))], slow)
     background.start()
     assert started.wait(10)
     while not (tmp_path / "pid").exists():
         time.sleep(0.01)
     background.close()
-    assert begun == ["hang"]
+    assert started == ["hang"]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
@@ -237,7 +237,7 @@ def answering(tmp_path: Path) -> Path:
 
 
 def message(compiler: Compiler | None, python: Path) -> list[int]:
-    """Pid of the child, how many jobs it has had, and what it was told to add to its nice value."""
+    """Pid of the child, how many jobs it has had, and and its nice increment."""
     with pytest.raises(Unavailable) as caught:
         load(JOB, child_python=python) if compiler is None else compiler.load(JOB)
     return [int(word) for word in caught.value.reason.split()]

@@ -55,7 +55,7 @@ def test_nodes_are_those_with_memory(tmp_path: Path, text: str, nodes: tuple[int
     assert job(FORMS, nodes).constants["NODES"] > max(nodes)
 
 
-def test_programs_can_be_found_and_told_apart_in_the_kernels_list() -> None:
+def test_program_names_are_unique_and_short_enough_for_the_kernel() -> None:
     assert tuple(_FORMS) == FORMS
     for form in _FORMS.values():
         names = [program.name for program in form.programs]

@@ -31,7 +31,7 @@ def test_losses_are_a_problem_until_a_minute_after_they_grew_last_and_stay_a_num
     losses.update(5)
     assert reason(losses) == "5 waits were lost"
     clock.now += 1
-    assert reason(losses) is None, "the minute is over, although nobody has looked since"
+    assert reason(losses) is None, "the minute is over, although nothing was read since"
     losses.update(5)
     assert (reason(losses), losses.total) == (None, 5)
     losses.update(6)

@@ -49,7 +49,7 @@ def test_the_program_can_be_found_in_the_kernels_list() -> None:
 
 
 class Reported:
-    """A Census and a clock that say what they are told."""
+    """A thread counter and a clock with given values."""
 
     form = "told"
 
@@ -135,7 +135,7 @@ def test_a_load_is_dropped_with_its_cgroup_but_not_by_a_listing_that_was_cut_sho
 
 
 def test_counting_takes_a_fiftieth_of_the_time_at_most(reported: Reported, probe: ThreadsProbe) -> None:
-    """100 ms for all threads of a large node: not again for 4.9 s. Who came meanwhile is not said to have none."""
+    """100 ms for all threads of a large node: not again for 4.9 s. A cgroup created meanwhile is not reported to have none."""
     reported.states, reported.takes_ns = {7: threads(runnable=1)}, SECOND // 10
     assert probe.read({7: "/a", 8: "/b"}).cgroups.keys() == {7, 8}
     reported.states, reported.takes_ns = {7: threads(runnable=2), 9: threads(runnable=3)}, 0

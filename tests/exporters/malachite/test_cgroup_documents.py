@@ -148,7 +148,7 @@ def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
         assert all(new[key] >= old[key] for key in new)
 
 
-def test_what_nobody_counts_is_left_out_and_so_never_zero() -> None:
+def test_uncounted_values_are_omitted_and_never_zero() -> None:
     observed = MalachiteHistory()
     base = snapshot(1)
     observed.add(
@@ -242,7 +242,7 @@ def kills(path: str, events: dict[str, dict[str, int]], probed: dict[str, int]) 
     return None if shown is None else int(shown)
 
 
-def test_kills_of_a_pod_are_those_of_its_containers_whoever_adds_them_up() -> None:
+def test_kills_of_a_pod_are_the_sum_of_its_containers() -> None:
     """Version 1's file has the cgroup's own kills, version 2's all below too, and the probe's are the cgroup's own."""
     own = {POD: {"oom_kill": 0}, BUSY: {"oom_kill": 2}, IDLE: {"oom_kill": 1}}
     assert [kills(path, own, {}) for path in (BUSY, POD, "/")] == [2, 3, 3]

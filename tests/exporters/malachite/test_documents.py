@@ -72,7 +72,7 @@ def test_without_schedstats_waits_of_cgroups_tell_pools_of_cpus_apart() -> None:
 
 
 def test_without_schedstats_the_probes_waits_by_cpu_come_before_the_estimate() -> None:
-    """CPU 0 makes 100 tasks a second wait 2 ms each, CPU 1 one of 300 ms, nobody waits for CPU 2; CPU 3 came a second ago."""
+    """CPU 0 makes 100 tasks a second wait 2 ms each, CPU 1 one of 300 ms, no task waits for CPU 2; CPU 3 came a second ago."""
     observed = MalachiteHistory()
     for second in TEN_SECONDS:
         base = snapshot(second)
@@ -111,7 +111,7 @@ def test_cycles_per_instruction_are_those_of_the_last_five_seconds() -> None:
     assert not list(contract.breaches(shown, contract.DOCUMENTS["system/compute"]))
 
 
-def test_nobody_waited_is_zero_and_nobody_knows_is_absent() -> None:
+def test_no_wait_is_zero_and_an_unknown_wait_is_absent() -> None:
     def shown(**node: Any) -> dict[str, Any]:
         observed = MalachiteHistory()
         for second in (1, 6):
@@ -167,7 +167,7 @@ def test_cpus_of_numa_nodes_are_always_listed() -> None:
     ]
     shown = document("system/memory", changed(numa={}))
     assert [numa["cpu_list"]["inner"] for numa in shown["numa"]] == [[0, 1], [2, 3]]
-    assert "mem_total" not in shown["numa"][0], "nobody knows how the memory is spread"
+    assert "mem_total" not in shown["numa"][0], "the distribution of the memory is unknown"
 
 
 def test_a_kernel_without_numa_has_one_node_with_all_memory() -> None:
@@ -216,7 +216,7 @@ def test_disks_are_those_of_sys_block_and_busy_is_milliseconds() -> None:
         (["mmcblk0", "mmcblk0p1", "loop0p1", "loop0"], ["loop0", "mmcblk0"]),
     ],
 )
-def test_a_partition_is_told_by_its_disk(names: list[str], shown: list[str]) -> None:
+def test_a_partition_is_recognized_by_its_disk(names: list[str], shown: list[str]) -> None:
     disk = Disk(
         number="8:0", reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0
     )

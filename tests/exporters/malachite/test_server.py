@@ -221,14 +221,14 @@ async def test_names_that_the_client_uses_are_served(client: Client, host: str) 
     assert (await client.get("system/compute", Host=host))[0] == 200
 
 
-async def test_a_port_that_is_taken_is_told_with_the_option(client: Client) -> None:
+async def test_an_occupied_port_is_reported_with_the_option(client: Client) -> None:
     with pytest.raises(Unavailable, match="cannot listen") as caught:
         await MalachiteServer(V1).start("127.0.0.1", client.port)
     assert "--malachite" in caught.value.remedy
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_it_is_served_to_nobody_beyond_this_machine(host: str) -> None:
+async def test_it_is_served_on_loopback_only(host: str) -> None:
     """`--web-config` cannot help: its client knows neither TLS nor passwords."""
     server = MalachiteServer(V1)
     with pytest.raises(Unavailable, match=f"--malachite {host}:0 would show every cgroup") as caught:
@@ -285,7 +285,7 @@ async def test_headers_and_body_leave_in_one_write(path: str) -> None:
     await runner.cleanup()
 
 
-def test_asked_paths_come_out_as_the_snapshot_has_them() -> None:
+def test_query_paths_are_resolved_to_the_snapshots_spelling() -> None:
     assert requested_path("cgroup_user_path=%2Fkubepods%2Fburstable") == "/kubepods/burstable"
     assert requested_path("cgroup_user_path=%2F") == "/"
     assert requested_path("other=1&cgroup_user_path=/a+b") == "/a b"

@@ -271,7 +271,7 @@ def test_a_setting_that_cannot_hold_is_refused_by_name(name: str, value: str) ->
     assert refused.value.remedy
 
 
-def test_what_is_done_anyway_may_be_asked_for_and_an_exporter_we_have_not_is_refused_without_an_endpoint_too() -> None:
+def test_default_settings_are_accepted_and_unknown_exporters_refused_without_an_endpoint() -> None:
     queried = {
         ENDPOINT: "http://localhost:1", "OTEL_METRICS_EXPORTER": "OTLP", "OTEL_TRACES_EXPORTER": "none",
         "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "Cumulative",

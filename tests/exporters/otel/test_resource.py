@@ -1,4 +1,4 @@
-"""Who we are, from declared trees and environments."""
+"""Resource attributes from given file trees and environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node can and cannot do, told over HTTP: made when somebody asks, once for all who ask within a minute."""
+"""Findings of the doctor over HTTP: computed on request, and shared by all requests within a minute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LACK = DoctorCheck(name="pressure", ok=False, detail="none", remedy="psi=1")
 
 
 class Looking:
-    """Checks that count how often somebody looked, and wait until they may end."""
+    """Checks that count their runs, and wait until they may end."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -33,7 +33,7 @@ class Looking:
         return (LACK,)
 
 
-async def test_many_who_ask_at_once_have_one_look() -> None:
+async def test_concurrent_requests_share_one_computation() -> None:
     looking = Looking()
     looking.go_on.clear()
     cached = CachedFindings("1.2", looking)

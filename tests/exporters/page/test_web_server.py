@@ -117,7 +117,7 @@ async def test_decisions_come_from_the_journal(client: Client) -> None:
         ("status=applied&after=3", ["1", "1"]),
     ],
 )
-async def test_decisions_can_be_asked_for_by_what_they_are(client: Client, requests: str, values: list[str]) -> None:
+async def test_decisions_can_be_filtered(client: Client, requests: str, values: list[str]) -> None:
     journal: DecisionJournal = client.journal  # type: ignore[attr-defined]
     for seq in (3, 4, 5):
         status = OutcomeStatus.APPLIED if seq == 4 else OutcomeStatus.REFUSED
@@ -163,7 +163,7 @@ async def test_metrics_in_both_formats_plain_and_gzipped(client: Client) -> None
 
 
 class Unread(asyncio.Transport):
-    """A connection whose reader takes nothing until it is told to, and then everything."""
+    """A connection whose reader takes nothing until it is released, and then everything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ async def test_health_names_failed_sources_and_what_the_node_lacks(client: Clien
 def failing(seq: int, *names: str) -> Cycle:
     """A round in which these sources failed, each with its reason."""
     finished = busy_cycle(seq)
-    broken = (ComponentHealth(name=name, ok=False, error=f"no {name}", remedy="mend it") for name in names)
+    broken = (ComponentHealth(name=name, ok=False, error=f"no {name}", remedy="repair it") for name in names)
     snapshot = msgspec.structs.replace(finished.snapshot, sources=(*finished.snapshot.sources, *broken))
     return msgspec.structs.replace(finished, snapshot=snapshot)
 
@@ -252,16 +252,16 @@ def failing(seq: int, *names: str) -> Cycle:
 @pytest.mark.parametrize("stage", ["pods", "topology", "node", "cgroups", "advisor", "actuator"])
 async def test_an_agent_that_does_not_see_decide_or_act_lives_and_is_not_ready(client: Client, stage: str) -> None:
     client.server.publish(failing(2, stage))
-    assert await client.problem("/readyz", 503) == (f"{stage}: no {stage}", "mend it")
+    assert await client.problem("/readyz", 503) == (f"{stage}: no {stage}", "repair it")
     alive = await client.json("/healthz")
-    assert {"source": stage, "error": f"no {stage}", "remedy": "mend it"} in alive["failed"]
+    assert {"source": stage, "error": f"no {stage}", "remedy": "repair it"} in alive["failed"]
     client.server.publish(busy_cycle(3))
     assert (await client.get("/readyz"))[0] == 200
 
 
-async def test_all_that_keeps_it_from_its_work_is_told_and_what_only_makes_it_do_less_does_not(client: Client) -> None:
+async def test_only_required_sources_make_the_agent_unready(client: Client) -> None:
     client.server.publish(failing(2, "pods", "cnr", "dynamic-config", "waits", "advisor"))
-    assert await client.problem("/readyz", 503) == ("pods: no pods; advisor: no advisor", "mend it")
+    assert await client.problem("/readyz", 503) == ("pods: no pods; advisor: no advisor", "repair it")
     client.server.publish(failing(3, "cnr", "dynamic-config", "events", "waits", "kubelet"))
     assert (await client.get("/readyz"))[0] == 200
 
@@ -283,7 +283,7 @@ async def test_metrics_say_what_the_agent_knows_of_itself_when_a_round_is_publis
 
 
 @pytest.mark.parametrize("path", ["/api/v1/view", "/api/v1/snapshot"])
-async def test_before_the_first_round_readers_are_told_to_wait(client: Client, path: str) -> None:
+async def test_before_the_first_cycle_requests_are_refused_with_a_remedy(client: Client, path: str) -> None:
     assert await client.problem(path, 503) == ("no cycle has finished yet", "retry after a second")
 
 
@@ -380,7 +380,7 @@ async def test_loopback_by_its_own_names_is_served(client: Client, host: str) ->
     assert (await client.get("/api/v1/view", Host=host))[0] == 200
 
 
-async def test_a_server_on_loopback_warns_of_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_on_loopback_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     server = AgentWebServer(journal=DecisionJournal(None), version="1")
     await server.start("127.0.0.1", 0)
     await server.stop()

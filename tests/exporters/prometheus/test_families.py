@@ -373,7 +373,7 @@ def test_every_series_of_a_cgroup_is_counted() -> None:
     assert two - item == SERIES_OF_A_CGROUP
 
 
-def test_who_has_become_worse_is_named_whatever_others_did_in_the_past() -> None:
+def test_a_growing_aggressor_has_a_series_at_once() -> None:
     def blame(newcomer_ns: int) -> Blame:
         old = {f"/old{n}": 3600 * S for n in range(MAX_AGGRESSORS_PER_CGROUP + 4)}
         return Blame(by_cgroup={**old, "/new": newcomer_ns}, throttled_ns=0, higher_class_ns=0, other_ns=0)

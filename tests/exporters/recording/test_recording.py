@@ -130,7 +130,7 @@ def test_a_tail_that_was_cut_anywhere_costs_the_last_round_alone(tmp_path: Path,
         assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3]
         ((name, text),) = problems
         assert name == path.name
-        assert f"{cut - last} bytes at {last} are left out" in text
+        assert f"{cut - last} bytes at {last} are skipped" in text
     path.write_bytes(full[:last])
     assert len(listed(tmp_path)) == 3
 
@@ -153,7 +153,7 @@ def test_any_damage_is_survived_and_said(
     assert bool(problems) == (damaged != full)
 
 
-def test_damage_is_logged_unless_asked_for(tmp_path: Path, full: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_logged_without_a_callback(tmp_path: Path, full: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "00000001.dioptase").write_bytes(full[:-1])
     assert len(list(read_recording(tmp_path))) == 3
     assert "00000001.dioptase: the last record is cut short; " in caplog.text
@@ -200,13 +200,13 @@ def frames(text: bytes) -> tuple[list[int], list[int]]:
     return sizes, flags
 
 
-def test_cgroups_that_come_go_and_are_made_anew_come_back_exactly(tmp_path: Path) -> None:
+def test_created_removed_and_recreated_cgroups_are_restored_exactly(tmp_path: Path) -> None:
     first, second, third = (full_cycle(seq, cgroups=3) for seq in (1, 2, 3))
     cgroups = dict(second.snapshot.cgroups)
     del cgroups["/other-1"]
     cgroups["/caf\udce9"] = msgspec.structs.replace(cgroups["/web"], path="/caf\udce9", id=77)
-    anew = msgspec.structs.replace(cgroups["/other-2"], id=78, blame=None, wait=None)
-    cgroups["/other-2"] = anew
+    recreated = msgspec.structs.replace(cgroups["/other-2"], id=78, blame=None, wait=None)
+    cgroups["/other-2"] = recreated
     second = msgspec.structs.replace(second, snapshot=msgspec.structs.replace(second.snapshot, cgroups=cgroups))
     second = msgspec.structs.replace(second, previous=first.snapshot)
     third = msgspec.structs.replace(third, previous=second.snapshot, advice=None, outcomes=())
@@ -230,8 +230,8 @@ def test_what_builds_on_a_damaged_record_is_left_out_up_to_the_next_whole_one(
     assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 5, 6, 7, 8, 9]
     assert [text.partition("; ")[0] for _, text in problems] == [
         "a record is damaged",
-        "a record is whole, and no round comes of it: it builds on round 2, which is missing",
-        "a record is whole, and no round comes of it: it builds on round 3, which is missing",
+        "a record is complete but contains no cycle: it builds on cycle 2, which is missing",
+        "a record is complete but contains no cycle: it builds on cycle 3, which is missing",
     ]
 
 
@@ -257,7 +257,7 @@ def test_a_record_made_to_harm_costs_itself_alone(
     problems: Problems = []
     assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3, 4]
     ((_, problem),) = problems
-    assert problem.startswith("a record is whole, and no round comes of it: ")
+    assert problem.startswith("a record is complete but contains no cycle: ")
     assert lines in problem
 
 
@@ -282,7 +282,7 @@ def test_a_round_that_could_not_be_read_back_is_not_written(tmp_path: Path, monk
         patched.setattr(segments, "MAX_CYCLE_BYTES", 1000)
         writer.publish(busy_cycle(1))
         wait_for(lambda: writer.state.lost_rounds == 1)
-    with pytest.raises(Unavailable, match=r"a round has .* bytes, and recordings take 1000") as lines:
+    with pytest.raises(Unavailable, match=r"a cycle has .* bytes, and recordings allow 1000") as lines:
         writer.read({})
     assert "maxCgroups" in lines.value.remedy
     writer.publish(busy_cycle(2))
@@ -304,7 +304,7 @@ def test_marks_that_all_claim_the_rest_are_given_up(
     (tmp_path / "00000001.dioptase").write_bytes(full + marks)
     problems: Problems = []
     assert [r.snapshot.seq for r in listed(tmp_path, problems)] == [1, 2, 3, 4]
-    assert problems[-1][1].startswith("damaged all over; ")
+    assert problems[-1][1].startswith("too many damaged records; ")
     assert sum(added) <= (segments.MAX_DAMAGED_RATIO + 2) * len(full + marks)
 
 
@@ -346,7 +346,7 @@ def test_a_segment_without_a_header_costs_itself_alone(tmp_path: Path) -> None:
 def test_an_empty_directory_and_other_files_are_no_recording(tmp_path: Path) -> None:
     (tmp_path / "notes.dioptase").write_text("mine")
     (tmp_path / "00000001.txt").write_text("mine")
-    with pytest.raises(NotARecording, match="no recording is there"):
+    with pytest.raises(NotARecording, match="it contains no recording"):
         listed(tmp_path)
 
 
@@ -405,11 +405,11 @@ def test_a_segment_that_is_taken_away_is_followed_by_another(
     assert [r.snapshot.seq for r in listed(directory, [])] == [3, 4]
     assert writer.state.size_bytes == sum(path.stat().st_size for path in segment_paths(directory))
     assert [r.getMessage() for r in caplog.records] == [
-        f"{directory}/00000001.dioptase was taken away or changed; another one is begun"
+        f"{directory}/00000001.dioptase was deleted or changed; starting another segment"
     ]
 
 
-def test_what_stands_in_the_way_of_the_directory_is_told_with_a_remedy_of_its_own(tmp_path: Path) -> None:
+def test_every_problem_of_the_directory_has_its_own_remedy(tmp_path: Path) -> None:
     directory = tmp_path / "recording"
     writer = Recorder(directory, 8, "1", retry_s=0.0)
     directory.rmdir()
@@ -418,7 +418,7 @@ def test_what_stands_in_the_way_of_the_directory_is_told_with_a_remedy_of_its_ow
     wait_for(lambda: writer.state.lost_rounds == 1)
     with pytest.raises(Unavailable, match="File exists") as lines:
         writer.read({})
-    assert "see what became of the directory" in lines.value.remedy
+    assert "check the directory" in lines.value.remedy
     directory.unlink()
     writer.publish(busy_cycle(2))
     wait_for(lambda: writer.state.writable)
@@ -553,7 +553,7 @@ def test_a_full_disk_stops_the_recording_says_so_and_lets_it_go_on(
     assert writer.read({}).cgroups == {}
     messages = [record.getMessage() for record in caplog.records]
     assert sum("are not recorded" in message for message in messages) == 1
-    assert sum("goes on; " in message for message in messages) == 1
+    assert sum("continues; " in message for message in messages) == 1
 
 
 def test_the_bound_is_at_least_one_mebibyte_a_segment() -> None:

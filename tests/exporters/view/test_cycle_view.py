@@ -22,6 +22,7 @@ from exporters.view.cycle_view import (
     past_view,
 )
 from tests.builders import interference_node
+from tests.builders.four_cpu_node import busy_cycle
 from tests.builders.full_node import RICH_NODE
 from tests.builders.interference_node import BATCH, BUILD, WEB, S, interference_cycles
 
@@ -44,7 +45,7 @@ def view() -> View:
     return build_view(interference_cycles(5)[-1])
 
 
-def test_waits_are_split_by_who_had_the_cpu(view: View) -> None:
+def test_waits_are_split_by_aggressor(view: View) -> None:
     assert of(view, WEB).blame == BlameView(
         culprits=((BATCH, 240.0), (BUILD, 100.0), (WEB, 20.0)), rest_ms=0.0, throttled_ms=30.0, higher_class_ms=4.0,
         other_ms=6.0,
@@ -134,7 +135,7 @@ def test_the_node_is_the_sum_of_its_cgroups(view: View) -> None:
     assert [zone.name for zone in node.zones] == ["DMA32", "Normal"]
 
 
-def test_a_node_without_pods_shows_who_runs_and_waits_most() -> None:
+def test_a_node_without_pods_shows_the_most_active_cgroups() -> None:
     view = build_view(interference_cycles(5, pods=())[-1])
     assert view.containers == ()
     assert [c.cgroup for c in view.others] == [BATCH, WEB, BUILD]
@@ -173,7 +174,7 @@ def test_what_does_nothing_is_counted_and_not_shown() -> None:
     [(1270 << 20, None, True), (1270 << 20, 1280 << 20, True), (2 << 20, 2 << 20, True), (2 << 20, 64 << 20, False)],
     ids=["large", "large and full", "small and full", "small"],
 )
-def test_who_sleeps_upon_much_memory_has_a_place_among_two_hundred_that_run(
+def test_an_idle_cgroup_with_much_memory_is_listed_among_two_hundred_active_ones(
     held: int, limit: int | None, shown: bool
 ) -> None:
     quiet = CgroupSample(
@@ -310,7 +311,7 @@ def test_a_container_with_cgroups_below_is_shown_whole(view: View) -> None:
 
 
 def test_a_cgroup_that_came_below_a_container_is_no_jump() -> None:
-    """What it had waited before it was seen is not of this round; one whose waits nobody knows makes the sum unknown."""
+    """Waits before the first listing do not belong to this cycle; an unmeasured cgroup makes the sum unknown."""
     finished = with_worker(interference_cycles(5)[-1])
     assert finished.previous is not None
     before = {path: sample for path, sample in finished.previous.cgroups.items() if path != WORKER}
@@ -319,3 +320,24 @@ def test_a_cgroup_that_came_below_a_container_is_no_jump() -> None:
     assert observed.wait_cores == pytest.approx(0.4)
     assert observed.threads == 24
     assert of(build_view(changed(finished, WORKER, wait=None)), WEB).wait is None
+
+
+def test_the_evaluated_latency_excludes_waits_of_the_containers_own_quota() -> None:
+    finished = busy_cycle(2)
+    assert finished.previous is not None
+    before, web = finished.previous.cgroups["/web"], finished.snapshot.cgroups["/web"]
+    throttled = msgspec.structs.replace(
+        web,
+        threads=1,
+        throttled_periods=(before.throttled_periods or 0) + 1,
+        throttled_ns=(before.throttled_ns or 0) + 20_000_000,
+    )
+    cgroups = {**finished.snapshot.cgroups, "/web": throttled}
+    snapshot = msgspec.structs.replace(finished.snapshot, cgroups=cgroups)
+    view = build_view(msgspec.structs.replace(finished, snapshot=snapshot))
+    (container,) = (c for c in view.containers if c.cgroup == "/web")
+    assert container.wait is not None
+    assert container.evaluated_wait is not None
+    assert container.evaluated_wait.count == container.wait.count - 1, "the wait of 16 ms"
+    batch = next(c for c in view.containers if c.qos == "reclaimed_cores")
+    assert batch.evaluated_wait is None

@@ -71,7 +71,7 @@ def test_plugins_and_reasons_begin_at_zero_so_that_the_first_victim_is_an_increa
     assert set(points(observed, "kills_total").values()) == {0}
 
 
-def test_who_is_only_told_is_no_victim() -> None:
+def test_a_notified_pod_is_no_victim() -> None:
     told_only = tuple(msgspec.structs.replace(victim, notify=True) for victim in RICH_EVICTIONS.victims)
     observed = MetricsState(version="1").after(reported(1, msgspec.structs.replace(RICH_EVICTIONS, victims=told_only)))
     assert set(points(observed, "victims_total").values()) == {0}
@@ -122,9 +122,7 @@ def test_the_view_has_what_is_met_first_and_ages_in_seconds() -> None:
         ("default/web", True),
     ]
     assert view.terminating == ("default/batch",)
-    assert past_view(build_view(reported(5))).evictions is None, (
-        "five minutes of it would cost memory that nobody asks for"
-    )
+    assert past_view(build_view(reported(5))).evictions is None, "five minutes of it would waste memory"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_the_view_has_what_is_met_first_and_ages_in_seconds() -> None:
         ("?after=2&limit=1", [4]),
     ],
 )
-def test_the_journal_can_be_asked_for_by_what_it_says(requests: str, seqs: list[int]) -> None:
+def test_evictions_can_be_filtered(requests: str, seqs: list[int]) -> None:
     agent = AgentServer()
     try:
         agent.show([reported(1)])
