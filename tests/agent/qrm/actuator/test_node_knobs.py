@@ -1,4 +1,4 @@
-"""Disks and caches in the agent's rounds: set, set again, put back, and what cannot be said by a source."""
+"""Controls of disks, caches and OOM scores in the agent's cycles: written, repaired, restored, and their problems."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from agent.qrm.actuator.node_knobs import (
     open_node_knobs,
 )
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
-from agent.qrm.actuator.resctrl_groups import ResctrlWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus
 from api.knobs import Knob
@@ -32,19 +31,11 @@ from api.measurements import Disk
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import NodeSample, Snapshot
 from tests.agent.advisor.builders import pod, snapshot
+from tests.agent.qrm.actuator.fakes import FakeResctrl, disk
 
 INTEL = "    L3:0=7ff\n    MB:0=100\n"
 SDA, QOS = "block/sda/queue/wbt_lat_usec", "fs/cgroup/io.cost.qos"
 LATER = RECHECK_PERIOD_NS
-
-
-class Groups(ResctrlWriter):
-    """As the kernel does it: a group has its files when it is made, and takes them along when it is removed."""
-
-    def remove(self, directory: Path) -> None:
-        for file in directory.iterdir():
-            file.unlink()
-        super().remove(directory)
 
 
 class Node:
@@ -69,19 +60,14 @@ class Node:
         files = DiskSettings(self.sys, self.state, "boot")
         hierarchy = Hierarchy(v1={}, v2=self.sys / "fs/cgroup")
         scores = OomScores(ProcessTable(self.sys.parent / "proc", self.sys / "fs/cgroup"), self.state, "boot")
-        return NodeKnobs(settings, hierarchy, NodeKnobWriters(files, Groups(self.sys / "fs/resctrl"), scores), dry=dry)
+        return NodeKnobs(
+            settings, hierarchy, NodeKnobWriters(files, FakeResctrl(self.sys / "fs/resctrl"), scores), dry=dry
+        )
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
-
-
-def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
-    return Disk(
-        number=number, kind=kind, wbt_lat_us=wbt_us,
-        reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0,
-    )  # fmt: skip
 
 
 def snapshot_of(disks: Mapping[str, Disk]) -> Snapshot:

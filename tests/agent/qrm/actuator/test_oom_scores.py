@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.qos import Enhancements, QoSLevel
 from tests.agent.advisor.builders import pod, snapshot
+from tests.agent.qrm.actuator.fakes import kill_at_every_step
 
 # --- the order
 
@@ -226,38 +226,21 @@ def test_what_cannot_be_put_back_stays_in_the_journal(machine: Machine) -> None:
 
 def test_killed_at_any_step_the_originals_come_back(machine: Machine) -> None:
     """SIGKILL before each system call that leaves something behind, on both of two changes."""
-    codes = []
     for pid in (10, 11):
         machine.start(pid, 0)
-    for last in range(1, 60):
+
+    def prepare() -> None:
         machine.write(10, 0)
         machine.write(11, 500)
-        child = os.fork()
-        if child == 0:
-            _die_before(last)
-            scores = machine.opened()
-            scores.apply([machine.decision(1000)])
-            scores.apply([machine.decision(950)])
-            os._exit(0)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    def work() -> None:
+        scores = machine.opened()
+        scores.apply([machine.decision(1000)])
+        scores.apply([machine.decision(950)])
+
+    def check(step: str) -> None:
         machine.opened().restore()
-        assert machine.scores(10, 11) == [0, 500], f"step {last}"
-        if codes[-1] == 0:
-            break
-    assert (codes[-1], set(codes[:-1])) == (0, {-signal.SIGKILL})
-    assert len(codes) > 12
+        assert machine.scores(10, 11) == [0, 500], step
 
-
-def _die_before(last: int) -> None:
-    count = 0
-    for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "unlink"), (ProcessTable, "write")):
-        call = getattr(owner, name)
-
-        def counted(*args, call=call, **options):  # type: ignore[no-untyped-def]
-            nonlocal count
-            count += 1
-            if count == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **options)
-
-        setattr(owner, name, counted)
+    calls = [(os, "fsync"), (Path, "rename"), (Path, "unlink"), (ProcessTable, "write")]
+    assert kill_at_every_step(calls, prepare, work, check) > 12
