@@ -106,7 +106,7 @@ def allocate(
     return allocate_bandwidth(result, NetworkQosConfig(reserved_mbit=50), previous or {})
 
 
-def test_a_card_promises_less_than_its_speed() -> None:
+def test_a_card_allocates_less_than_its_speed() -> None:
     result = {**CARDS, "eth2": msgspec.structs.replace(interface(1000), bonded=True)}
     eth0, eth1 = usable_cards(result, NetworkQosConfig(reserved_mbit=50))
     assert (eth0.egress_capacity, eth0.ingress_capacity) == (890, 850)
@@ -145,7 +145,7 @@ def test_a_new_pod_displaces_no_other_and_a_named_card_is_the_only_candidate() -
     }
 
 
-def test_cards_that_cannot_be_seen_take_no_promise_away_and_make_none() -> None:
+def test_unreadable_cards_withdraw_and_allocate_nothing() -> None:
     unseen = allocate([asks("a", 800), asks("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
     assert (unseen.cards, unseen.card_by_pod) == ((), {"default/a": "eth0"})
     assert {key: each.rule for key, each in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
@@ -154,7 +154,7 @@ def test_cards_that_cannot_be_seen_take_no_promise_away_and_make_none() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "eth0", "eth1", "eth7"])), max_size=12))
-def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(
+def test_no_card_is_overallocated_and_a_second_cycle_changes_nothing(
     knob_requests: list[tuple[int, str]],
 ) -> None:
     pods = [asks(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(knob_requests)]
@@ -188,7 +188,7 @@ def test_masks_are_koordinator_s(full_mask: int, start: float, end: float, expec
 
 
 @pytest.mark.parametrize(("full_mask", "start", "end"), [(0xF0, 0, 100), (0, 0, 100), (0xF, 50, 50), (0xF, 80, 100)])
-def test_a_mask_of_nothing_is_refused(full_mask: int, start: float, end: float) -> None:
+def test_a_mask_without_a_cache_way_is_refused(full_mask: int, start: float, end: float) -> None:
     with pytest.raises(ValueError, match=r"mask|no (cache )?way"):
         l3_mask(full_mask, ResctrlLevel(cat_start_percent=start, cat_end_percent=end))
 
@@ -304,7 +304,7 @@ def test_a_disk_s_setting_is_journalled_written_and_put_back(sysfs: Path) -> Non
     assert not journal.exists()
 
 
-def test_one_device_s_line_of_many(sysfs: Path) -> None:
+def test_one_device_s_line_is_changed_and_restored(sysfs: Path) -> None:
     files = node_files(sysfs)
     (outcome,) = files.apply([setting(QOS, "8:16 enable=1 rpct=95.00", "8:16")])
     assert outcome.before == "8:16 enable=1 ctrl=user rpct=50.00"

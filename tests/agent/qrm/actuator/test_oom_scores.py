@@ -105,7 +105,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_every_process_has_its_own_original_back_and_a_child_its_parents(machine: Machine) -> None:
+def test_every_process_is_restored_and_a_child_gets_its_parent_s_score(machine: Machine) -> None:
     machine.start(10, 0)
     machine.start(11, 500, where="below")
     scores = machine.opened()
@@ -198,7 +198,7 @@ class Unprivileged(ProcessTable):
         return super().write(pid, start, score)
 
 
-def test_lowering_without_the_right_is_said(machine: Machine) -> None:
+def test_lowering_without_the_capability_is_reported(machine: Machine) -> None:
     for pid in (10, 11):
         machine.start(pid, 0)
     scores = OomScores(Unprivileged(machine.proc, machine.group.parent), machine.state, "boot")
@@ -209,7 +209,7 @@ def test_lowering_without_the_right_is_said(machine: Machine) -> None:
     assert (back.status, machine.scores(10, 11), scores.entries()) == (OutcomeStatus.UNCHANGED, [0, 0], ())
 
 
-def test_what_cannot_be_put_back_stays_in_the_journal(machine: Machine) -> None:
+def test_refused_restores_stay_in_the_journal(machine: Machine) -> None:
     machine.start(10, -500)
     machine.opened().apply([machine.decision(1000)])
     weak = OomScores(Unprivileged(machine.proc, machine.group.parent), machine.state, "boot")
