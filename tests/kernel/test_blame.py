@@ -210,7 +210,7 @@ def test_a_task_that_is_not_throttled_with_its_group_waits_for_the_running_task(
 
 
 def test_groups_below_a_quota_are_held_back_by_it_and_not_by_each_other(source: RunqLatencyProbe) -> None:
-    """Leaves are distinguished, and time throttled by the quota of the group above is not blamed on the sibling that used it."""
+    """Leaves are distinguished, and time throttled by the quota above is not blamed on the sibling that used it."""
     hierarchy = require_writable_cgroups()
     with cgroup(hierarchy, "parent") as parent, ExitStack() as stack:
         if hierarchy.mode == "v2":

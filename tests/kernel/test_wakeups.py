@@ -162,7 +162,7 @@ def grown(before: Wakeups, after: Wakeups) -> Wakeups:
 def watch(source: WakeupsProbe, stages: Sequence[Stage]) -> tuple[list[Wakeups], list[int]]:
     """What a run of the workload has brought to each stage: its wakeups, and how often it slept."""
     groups = [stage.group for stage in stages]
-    # Where the machine is so busy that bytes find no sleeping reader, as the kernel's own books show, the run says nothing of them.
+    # Where the machine is so busy that bytes find no sleeping reader (the kernel counts those), the run says nothing of them.
     for _ in range(3):
         assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
         before, started, missed = read(source, *groups), [stage.slept() for stage in stages], left_out(source)

@@ -106,7 +106,7 @@ def test_the_root_cgroup_is_never_written(bench: Bench) -> None:
     assert bench.tree.texts("/") == before
 
 
-def test_idle_journals_the_weight_that_the_kernel_will_change(bench: Bench) -> None:
+def test_setting_idle_journals_the_weight(bench: Bench) -> None:
     bench.apply(("/batch", Knob.IDLE, "1"))
     weight = {"cpu.weight": "100\n"} if bench.tree.hierarchy.mode == "v2" else {"cpu.shares": "1024\n"}
     assert bench.journalled() == {
@@ -115,7 +115,7 @@ def test_idle_journals_the_weight_that_the_kernel_will_change(bench: Bench) -> N
     }
 
 
-def test_a_weight_waits_until_the_group_stops_being_idle(bench: Bench) -> None:
+def test_a_weight_is_not_written_while_the_cgroup_is_idle(bench: Bench) -> None:
     weight, idle = bench.apply(("/batch", Knob.WEIGHT, "50"), ("/batch", Knob.IDLE, "1"))
     assert (weight.status, idle.status) == (OutcomeStatus.UNCHANGED, OutcomeStatus.APPLIED)
     assert "cpu.idle=1 pins the weight" in weight.error

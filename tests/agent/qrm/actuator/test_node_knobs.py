@@ -1,4 +1,4 @@
-"""Disks and caches in the agent's rounds: set, set again, put back, and what cannot be said by a source."""
+"""Controls of disks, caches and OOM scores in the agent's cycles: written, repaired, restored, and their problems."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from agent.qrm.actuator.node_knobs import (
     open_node_knobs,
 )
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
-from agent.qrm.actuator.resctrl_groups import ResctrlWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus
 from api.knobs import Knob
@@ -32,19 +31,11 @@ from api.measurements import Disk
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import NodeSample, Snapshot
 from tests.agent.advisor.builders import pod, snapshot
+from tests.agent.qrm.actuator.fakes import FakeResctrl, disk
 
 INTEL = "    L3:0=7ff\n    MB:0=100\n"
 SDA, QOS = "block/sda/queue/wbt_lat_usec", "fs/cgroup/io.cost.qos"
 LATER = RECHECK_PERIOD_NS
-
-
-class Groups(ResctrlWriter):
-    """As the kernel does it: a group has its files when it is made, and takes them along when it is removed."""
-
-    def remove(self, directory: Path) -> None:
-        for file in directory.iterdir():
-            file.unlink()
-        super().remove(directory)
 
 
 class Node:
@@ -69,19 +60,14 @@ class Node:
         files = DiskSettings(self.sys, self.state, "boot")
         hierarchy = Hierarchy(v1={}, v2=self.sys / "fs/cgroup")
         scores = OomScores(ProcessTable(self.sys.parent / "proc", self.sys / "fs/cgroup"), self.state, "boot")
-        return NodeKnobs(settings, hierarchy, NodeKnobWriters(files, Groups(self.sys / "fs/resctrl"), scores), dry=dry)
+        return NodeKnobs(
+            settings, hierarchy, NodeKnobWriters(files, FakeResctrl(self.sys / "fs/resctrl"), scores), dry=dry
+        )
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
-
-
-def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
-    return Disk(
-        number=number, kind=kind, wbt_lat_us=wbt_us,
-        reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0,
-    )  # fmt: skip
 
 
 def snapshot_of(disks: Mapping[str, Disk]) -> Snapshot:
@@ -92,7 +78,7 @@ def snapshot_of(disks: Mapping[str, Disk]) -> Snapshot:
 SETTINGS = {"io": {"wbtUs": {"SSD": 2000}, "costQos": {"sda": "enable=1 rpct=95.00"}}}
 
 
-def test_disks_are_set_kept_and_put_back(node: Node) -> None:
+def test_disk_settings_are_written_repaired_and_restored(node: Node) -> None:
     knobs = node.knobs(SETTINGS)
     outcomes, sources = knobs.run_cycle(node.snapshot, 0)
     assert [(o.decision.cgroup, o.decision.knob.value, o.status, o.before, o.after) for o in outcomes] == [
@@ -121,7 +107,7 @@ def test_disks_are_set_kept_and_put_back(node: Node) -> None:
     assert (node.read(SDA), node.read(QOS)) == ("1", "8:0 enable=0 ctrl=auto"), "1 was written externally"
 
 
-def test_many_disks_wait_for_the_journal_twice_in_all(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_is_written_twice_for_any_number_of_disks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time the journal is written the round waits for the disk: milliseconds."""
     for number in range(24):
         node.write(f"block/sd{number}/queue/wbt_lat_usec", "75000\n")
@@ -155,7 +141,7 @@ def test_settings_of_an_earlier_agent_that_are_not_configured_are_restored(node:
     assert node.read(SDA) == "75000"
 
 
-def test_disks_that_are_not_seen_keep_what_they_have(node: Node) -> None:
+def test_unreadable_disks_keep_their_settings(node: Node) -> None:
     knobs = node.knobs(SETTINGS)
     knobs.run_cycle(node.snapshot, 0)
     outcomes, (source,) = knobs.run_cycle(snapshot_of({}), LATER)
@@ -231,21 +217,21 @@ def test_without_resctrl_that_is_said_where_it_is_configured(
     assert node.knobs({}).run_cycle(node.snapshot, 0) == ((), ())
 
 
-def test_it_is_opened_on_this_machine_as_it_is(tmp_path: Path) -> None:
+def test_node_knobs_open_on_this_machine(tmp_path: Path) -> None:
     config = msgspec.convert({"resctrl": {"enabled": True}}, KnobsConfig)
     knobs = open_node_knobs(config, Hierarchy(v1={}, v2=tmp_path), (tmp_path, "boot"), Path("/sys"), dry=True)
     _, sources = knobs.run_cycle(snapshot_of({}), 0)
     assert len(sources) == (0 if Path("/sys/fs/resctrl/schemata").exists() else 1)
 
 
-def test_only_what_is_configured_is_of_the_node() -> None:
+def test_node_knobs_are_needed_only_if_configured() -> None:
     for config, of_the_node in (({}, False), ({"resctrl": {"enabled": True}}, True), ({"io": {"wbtUs": {"SSD": 1}}}, True),
                                 ({"io": {"weights": {"shared_cores": 5}}}, False), (SETTINGS, True),
                                 ({"oomPriority": True}, True)):  # fmt: skip
         assert msgspec.convert(config, KnobsConfig).of_the_node is of_the_node
 
 
-def test_nothing_of_it_is_loaded_where_nothing_is_configured() -> None:
+def test_modules_of_node_knobs_are_loaded_only_if_configured() -> None:
     ask = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
     loaded = done.stdout
@@ -277,7 +263,7 @@ def peopled(node: Node, snapshot_of: Snapshot) -> Snapshot:
     return msgspec.structs.replace(snapshot_of, cgroups={**snapshot_of.cgroups, **cgroups})
 
 
-def test_oom_scores_are_given_in_the_rounds_and_put_back_when_a_pod_or_the_setting_goes(node: Node) -> None:
+def test_oom_scores_are_restored_when_a_pod_or_the_setting_is_removed(node: Node) -> None:
     web, batch = process(node, "/web", 100, 0), process(node, "/batch", 200, 0)
     priorities = {"web": 50, "batch": -40}
     pods = tuple(
@@ -309,7 +295,7 @@ def test_oom_scores_are_given_in_the_rounds_and_put_back_when_a_pod_or_the_setti
     assert (web.read_text(), list(node.state.iterdir())) == ("0", [])
 
 
-def test_processes_out_of_sight_are_said(node: Node) -> None:
+def test_invisible_processes_are_reported(node: Node) -> None:
     process(node, "/web", 100, 0)
     (node.sys / "fs/cgroup/web/cgroup.procs").write_text("0\n")
     outcomes, (source,) = node.knobs({"oomPriority": True}).run_cycle(node.snapshot, 0)

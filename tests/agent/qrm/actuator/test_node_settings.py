@@ -1,9 +1,8 @@
-"""Disks, cards and caches: wishes by level, what is set for a whole disk and put back, and the texts of resctrl."""
+"""Disks, cards and caches: requests by QoS level, settings of whole disks and their originals, and resctrl texts."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,21 +33,15 @@ from agent.qrm.knobs.resctrl import (
 from api.decision import OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Reason
-from api.measurements import Disk, Interface
+from api.measurements import Interface
 from api.pod import Pod
 from api.qos import NIC_SELECTION_KEY, QoSLevel
 from api.snapshot import NodeSample
 from tests.agent.advisor.builders import pod, snapshot
+from tests.agent.qrm.actuator.fakes import FakeResctrl, disk, kill_at_every_step
 
 VERDICT = Reason(rule="r", text="t")
 WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-
-
-def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
-    return Disk(
-        number=number, kind=kind, wbt_lat_us=wbt_us,
-        reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0,
-    )  # fmt: skip
 
 
 # --- disks and cards
@@ -113,7 +106,7 @@ def allocate(
     return allocate_bandwidth(result, NetworkQosConfig(reserved_mbit=50), previous or {})
 
 
-def test_a_card_promises_less_than_its_speed() -> None:
+def test_a_card_allocates_less_than_its_speed() -> None:
     result = {**CARDS, "eth2": msgspec.structs.replace(interface(1000), bonded=True)}
     eth0, eth1 = usable_cards(result, NetworkQosConfig(reserved_mbit=50))
     assert (eth0.egress_capacity, eth0.ingress_capacity) == (890, 850)
@@ -152,7 +145,7 @@ def test_a_new_pod_displaces_no_other_and_a_named_card_is_the_only_candidate() -
     }
 
 
-def test_cards_that_cannot_be_seen_take_no_promise_away_and_make_none() -> None:
+def test_unreadable_cards_withdraw_and_allocate_nothing() -> None:
     unseen = allocate([asks("a", 800), asks("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
     assert (unseen.cards, unseen.card_by_pod) == ((), {"default/a": "eth0"})
     assert {key: each.rule for key, each in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
@@ -161,7 +154,7 @@ def test_cards_that_cannot_be_seen_take_no_promise_away_and_make_none() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "eth0", "eth1", "eth7"])), max_size=12))
-def test_no_card_promises_more_than_it_can_and_a_second_round_changes_nothing(
+def test_no_card_is_overallocated_and_a_second_cycle_changes_nothing(
     knob_requests: list[tuple[int, str]],
 ) -> None:
     pods = [asks(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(knob_requests)]
@@ -195,7 +188,7 @@ def test_masks_are_koordinator_s(full_mask: int, start: float, end: float, expec
 
 
 @pytest.mark.parametrize(("full_mask", "start", "end"), [(0xF0, 0, 100), (0, 0, 100), (0xF, 50, 50), (0xF, 80, 100)])
-def test_a_mask_of_nothing_is_refused(full_mask: int, start: float, end: float) -> None:
+def test_a_mask_without_a_cache_way_is_refused(full_mask: int, start: float, end: float) -> None:
     with pytest.raises(ValueError, match=r"mask|no (cache )?way"):
         l3_mask(full_mask, ResctrlLevel(cat_start_percent=start, cat_end_percent=end))
 
@@ -222,22 +215,13 @@ def test_every_level_has_a_line_for_each_resource() -> None:
     assert format_schemata(CacheCapacity(mb={0: 100}), ResctrlLevel(mba_percent=35)) == "MB:0=40\n"
 
 
-class Groups(ResctrlWriter):
-    """As the kernel does it: a group has its files when it is made, and takes them along when it is removed."""
-
-    def remove(self, directory: Path) -> None:
-        for file in directory.iterdir():
-            file.unlink()
-        super().remove(directory)
-
-
-def resctrl_root(root: Path, *names: str) -> Groups:
+def resctrl_root(root: Path, *names: str) -> FakeResctrl:
     for name in names:
         (root / name).mkdir()
         (root / name / "schemata").write_text(INTEL)
         (root / name / "tasks").write_text("")
     (root / "schemata").write_text(INTEL)
-    return Groups(root)
+    return FakeResctrl(root)
 
 
 def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path) -> None:
@@ -320,7 +304,7 @@ def test_a_disk_s_setting_is_journalled_written_and_put_back(sysfs: Path) -> Non
     assert not journal.exists()
 
 
-def test_one_device_s_line_of_many(sysfs: Path) -> None:
+def test_one_device_s_line_is_changed_and_restored(sysfs: Path) -> None:
     files = node_files(sysfs)
     (outcome,) = files.apply([setting(QOS, "8:16 enable=1 rpct=95.00", "8:16")])
     assert outcome.before == "8:16 enable=1 ctrl=user rpct=50.00"
@@ -357,39 +341,18 @@ def test_another_boot_a_lost_disk_and_a_damaged_journal(sysfs: Path) -> None:
 
 def test_killed_at_any_step_the_original_comes_back(sysfs: Path) -> None:
     """SIGKILL before each system call that leaves something behind, on both of two changes."""
-    codes = []
-    for last in range(1, 40):
-        (sysfs / WBT).write_text("75000\n")
-        pid = os.fork()
-        if pid == 0:
-            _die_before(last)
-            files = node_files(sysfs)
-            files.apply([setting(WBT, "2000")])
-            files.apply([setting(WBT, "3000")])
-            os._exit(0)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def work() -> None:
+        files = node_files(sysfs)
+        files.apply([setting(WBT, "2000")])
+        files.apply([setting(WBT, "3000")])
+
+    def check(step: str) -> None:
         node_files(sysfs).restore()
-        assert (sysfs / WBT).read_text() == "75000\n", f"step {last}"
-        if codes[-1] == 0:
-            break
-    assert codes[-1] == 0
-    assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
-    assert len(codes) > 10
+        assert (sysfs / WBT).read_text() == "75000\n", step
 
-
-def _die_before(last: int) -> None:
-    count = 0
-    for name in ("write", "fsync"):
-        call = getattr(os, name)
-
-        def counted(*args, call=call):  # type: ignore[no-untyped-def]
-            nonlocal count
-            count += 1
-            if count == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args)
-
-        setattr(os, name, counted)
+    calls = [(os, "write"), (os, "fsync")]
+    assert kill_at_every_step(calls, lambda: (sysfs / WBT).write_text("75000\n"), work, check) > 10
 
 
 def test_settings_are_read_with_their_bounds() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.qos import Enhancements, QoSLevel
 from tests.agent.advisor.builders import pod, snapshot
+from tests.agent.qrm.actuator.fakes import kill_at_every_step
 
 # --- the order
 
@@ -105,7 +105,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_every_process_has_its_own_original_back_and_a_child_its_parents(machine: Machine) -> None:
+def test_every_process_is_restored_and_a_child_gets_its_parent_s_score(machine: Machine) -> None:
     machine.start(10, 0)
     machine.start(11, 500, where="below")
     scores = machine.opened()
@@ -198,7 +198,7 @@ class Unprivileged(ProcessTable):
         return super().write(pid, start, score)
 
 
-def test_lowering_without_the_right_is_said(machine: Machine) -> None:
+def test_lowering_without_the_capability_is_reported(machine: Machine) -> None:
     for pid in (10, 11):
         machine.start(pid, 0)
     scores = OomScores(Unprivileged(machine.proc, machine.group.parent), machine.state, "boot")
@@ -209,7 +209,7 @@ def test_lowering_without_the_right_is_said(machine: Machine) -> None:
     assert (back.status, machine.scores(10, 11), scores.entries()) == (OutcomeStatus.UNCHANGED, [0, 0], ())
 
 
-def test_what_cannot_be_put_back_stays_in_the_journal(machine: Machine) -> None:
+def test_refused_restores_stay_in_the_journal(machine: Machine) -> None:
     machine.start(10, -500)
     machine.opened().apply([machine.decision(1000)])
     weak = OomScores(Unprivileged(machine.proc, machine.group.parent), machine.state, "boot")
@@ -226,38 +226,21 @@ def test_what_cannot_be_put_back_stays_in_the_journal(machine: Machine) -> None:
 
 def test_killed_at_any_step_the_originals_come_back(machine: Machine) -> None:
     """SIGKILL before each system call that leaves something behind, on both of two changes."""
-    codes = []
     for pid in (10, 11):
         machine.start(pid, 0)
-    for last in range(1, 60):
+
+    def prepare() -> None:
         machine.write(10, 0)
         machine.write(11, 500)
-        child = os.fork()
-        if child == 0:
-            _die_before(last)
-            scores = machine.opened()
-            scores.apply([machine.decision(1000)])
-            scores.apply([machine.decision(950)])
-            os._exit(0)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    def work() -> None:
+        scores = machine.opened()
+        scores.apply([machine.decision(1000)])
+        scores.apply([machine.decision(950)])
+
+    def check(step: str) -> None:
         machine.opened().restore()
-        assert machine.scores(10, 11) == [0, 500], f"step {last}"
-        if codes[-1] == 0:
-            break
-    assert (codes[-1], set(codes[:-1])) == (0, {-signal.SIGKILL})
-    assert len(codes) > 12
+        assert machine.scores(10, 11) == [0, 500], step
 
-
-def _die_before(last: int) -> None:
-    count = 0
-    for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "unlink"), (ProcessTable, "write")):
-        call = getattr(owner, name)
-
-        def counted(*args, call=call, **options):  # type: ignore[no-untyped-def]
-            nonlocal count
-            count += 1
-            if count == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **options)
-
-        setattr(owner, name, counted)
+    calls = [(os, "fsync"), (Path, "rename"), (Path, "unlink"), (ProcessTable, "write")]
+    assert kill_at_every_step(calls, prepare, work, check) > 12

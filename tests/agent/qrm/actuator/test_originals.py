@@ -125,7 +125,7 @@ def test_a_new_cgroup_on_the_path_has_its_own_original(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [FILE[:-20], b"", b"\0" * 4096, FILE.replace(b"1024", b"1025")])
-def test_a_damaged_file_is_set_aside_and_said_to_be(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_quarantined_and_reported(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / FILE_NAME
     (tmp_path / f"{FILE_NAME}.damaged-1").write_text("an older one")
     path.write_bytes(damage)
@@ -152,9 +152,7 @@ def test_a_damaged_file_is_set_aside_and_said_to_be(tmp_path: Path, damage: byte
         ),
     ],
 )
-def test_an_entry_that_no_kernel_ever_showed_is_damage_whatever_the_checksum_says(
-    tmp_path: Path, forged: OriginalValue
-) -> None:
+def test_an_impossible_entry_is_damage_despite_a_valid_checksum(tmp_path: Path, forged: OriginalValue) -> None:
     (tmp_path / FILE_NAME).write_bytes(encode_journal(BOOT, (forged,)))
     originals = open_originals(tmp_path, BOOT)
     assert originals.entries() == ()
@@ -168,7 +166,7 @@ def test_a_pipe_in_the_place_of_the_file_is_refused_and_never_waited_for(tmp_pat
         open_originals(tmp_path, BOOT)
 
 
-def test_originals_of_another_boot_are_dropped_and_said_to_be(tmp_path: Path) -> None:
+def test_originals_of_another_boot_are_dropped_and_reported(tmp_path: Path) -> None:
     first = open_originals(tmp_path, "another-boot")
     first.record(SHARES, QUOTA)
     first.close()
@@ -214,7 +212,7 @@ def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
     open_originals(tmp_path, BOOT).close()
 
 
-def test_closing_lets_the_next_one_in(tmp_path: Path) -> None:
+def test_closing_releases_the_lock(tmp_path: Path) -> None:
     first = open_originals(tmp_path, BOOT)
     with pytest.raises(StateDirLocked, match=f"process {os.getpid()}"):
         open_originals(tmp_path, BOOT)
@@ -302,5 +300,5 @@ def test_a_directory_lost_meanwhile_records_nothing(tmp_path: Path) -> None:
         (1000, {"HOME": "/home/a"}, "/home/a/.local/state/dioptase"),
     ],
 )
-def test_where_state_is_kept_by_default(uid: int, environ: dict[str, str], expected: str) -> None:
+def test_default_state_directory(uid: int, environ: dict[str, str], expected: str) -> None:
     assert default_state_dir(environ, uid) == Path(expected)

@@ -48,7 +48,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_what_a_round_finds_as_decided_is_put_back_to_what_the_owner_wanted(stage: Stage) -> None:
+def test_a_value_set_at_creation_is_restored_to_the_owner_s(stage: Stage) -> None:
     stage.pending.add(BATCH, {Knob.CPUSET: "0-3", Knob.QUOTA: "max 100000"}, 1.0)
     stage.create(cpuset_cpus="3")
     stage.tree.file(BATCH, "cpu.cfs_quota_us").write_text("20000\n")
@@ -65,7 +65,7 @@ def test_what_a_round_finds_as_decided_is_put_back_to_what_the_owner_wanted(stag
     assert (stage.held("cpuset.cpus"), stage.held("cpu.cfs_quota_us")) == ("0-3", "-1")
 
 
-def test_a_round_that_decides_otherwise_takes_nothing_of_ours_for_an_original(stage: Stage) -> None:
+def test_the_agent_s_value_is_never_taken_as_an_original(stage: Stage) -> None:
     stage.pending.add(BATCH, {Knob.WEIGHT: "204"}, 1.0)
     stage.create(cpu_shares="10")
     (outcome,) = stage.actuator.apply([stage.tree.decision(BATCH, Knob.WEIGHT, "300")])
@@ -182,7 +182,7 @@ def test_a_journal_that_cannot_be_written_is_tried_again(stage: Stage, tmp_path:
     assert stage.held("cpuset.cpus") == "0-3"
 
 
-def test_numa_nodes_are_put_back_without_what_the_owner_never_said(stage: Stage) -> None:
+def test_restoring_numa_nodes_leaves_the_memory_migrate_flag_alone(stage: Stage) -> None:
     stage.pending.add(BATCH, {Knob.MEMS: "0-1"}, 1.0)
     stage.create(cpuset_mems="1")
     stage.pending.adopt(stage.files, stage.originals)

@@ -84,7 +84,7 @@ def settle(node: Node) -> None:
     node.round(RECHECK_NS / S, REQUESTS)
 
 
-def test_what_is_decided_as_before_is_not_read(node: Node) -> None:
+def test_unchanged_decisions_are_not_read(node: Node) -> None:
     first = node.round(0, REQUESTS)
     assert {outcome.status for outcome in first} == {OutcomeStatus.APPLIED}
     settle(node)
@@ -123,14 +123,14 @@ def test_without_the_time_everything_is_read_in_every_round(node: Node) -> None:
         (("/batch", Knob.IDLE), {("/batch", Knob.IDLE)}),
     ],
 )
-def test_a_new_value_is_looked_at_alone(node: Node, changed: tuple[str, Knob], read: set[tuple[str, Knob]]) -> None:
+def test_only_a_changed_decision_is_read(node: Node, changed: tuple[str, Knob], read: set[tuple[str, Knob]]) -> None:
     settle(node)
     values = {Knob.QUOTA: "40000", Knob.IO_WEIGHT: "7", Knob.IDLE: "0"}
     node.round(4.1, {**REQUESTS, changed: values[changed[1]]})
     assert set(node.files.looked) & set(REQUESTS) == read
 
 
-def test_what_depends_on_a_new_value_is_looked_at_with_it(node: Node) -> None:
+def test_knobs_that_depend_on_a_changed_one_are_read(node: Node) -> None:
     requests = {("/batch", Knob.CPUSET): "0-3", ("/batch/inner", Knob.CPUSET): "0-3", ("/batch", Knob.BURST): "100"}
     node.round(0, requests)
     node.round(4, requests)
@@ -154,7 +154,7 @@ def test_drift_is_repaired_and_counted(node: Node) -> None:
     assert (repaired.before, repaired.after) == ("80000 100000", "50000 100000")
 
 
-def test_a_new_wish_is_no_drift(node: Node) -> None:
+def test_a_changed_decision_is_no_drift(node: Node) -> None:
     settle(node)
     outcomes = node.round(5, {**REQUESTS, ("/batch", Knob.QUOTA): "20000"})
     assert [(o.status, o.repaired) for o in outcomes if o.decision.knob is Knob.QUOTA] == [
@@ -170,7 +170,7 @@ def test_refusals_are_tried_again_in_every_round(node: Node) -> None:
         assert node.files.looked == [("/batch", Knob.CPUSET)]
 
 
-def test_a_successor_on_the_path_is_looked_at(node: Node) -> None:
+def test_a_new_cgroup_on_the_path_is_read(node: Node) -> None:
     settle(node)
     node.tree.remove("/other")
     node.tree.make("/other")
@@ -181,7 +181,7 @@ def test_a_successor_on_the_path_is_looked_at(node: Node) -> None:
     )
 
 
-def test_what_is_done_once_is_never_remembered(node: Node) -> None:
+def test_one_shot_decisions_are_never_cached(node: Node) -> None:
     requests = {("/batch", Knob.DROP_CACHE): "4096", ("/batch", Knob.QUOTA): "50000"}
     for at_s in range(3):
         drop, _ = node.round(at_s, requests)
@@ -209,7 +209,7 @@ VALUES = {
 @example([("/batch", Knob.BURST, 2), ("/batch", Knob.QUOTA, 1), ("/batch", Knob.QUOTA, 0)], "v2")
 @example([("/batch", Knob.SWAP_MAX, 2), ("/batch", Knob.MEMORY_MAX, 1), ("/batch", Knob.MEMORY_MAX, 0)], "v1")
 @example([("/batch/inner", Knob.MEMORY_MAX, value) for value in (1, 0, 1)], "v1")
-def test_what_is_remembered_changes_nothing_that_is_written(changes: list[tuple[str, Knob, int]], mode: str) -> None:
+def test_the_cache_changes_no_write(changes: list[tuple[str, Knob, int]], mode: str) -> None:
     """Two actuators, one of which gets the time: within the recheck interval both write the same."""
     requests = {(path, knob): VALUES[knob][0] for path in PATHS for knob in KNOBS}
     with TemporaryDirectory() as directory:

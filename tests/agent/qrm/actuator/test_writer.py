@@ -119,7 +119,7 @@ def test_a_directory_of_another_controller_has_an_identity_too(tmp_path: Path) -
     files.close()
 
 
-def test_a_cgroup_missing_in_one_hierarchy_is_said_to_be(tmp_path: Path) -> None:
+def test_a_cgroup_missing_in_one_hierarchy_is_reported(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "v1")
     cgroup_id = tree.make("/batch")
     for file in (tmp_path / "cpuset/batch").iterdir():

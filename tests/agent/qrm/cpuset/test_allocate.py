@@ -220,7 +220,7 @@ def test_dedicated_pods_spread_or_pack(hint: str, nodes: str) -> None:
     assert " ".join(str(placement.mems[f"/{name}"][0]) for name in "abcd") == nodes
 
 
-def test_exclusive_takes_the_node_but_the_reserve_and_what_is_lent_there_is_its_own() -> None:
+def test_an_exclusive_pod_owns_its_node_except_the_reserve_and_overlaps_reclaim() -> None:
     config = CpuPlacementConfig(reserved_cpus=2)
     pods = (dedicated("db", 2.0, numa_exclusive=True), pod("web", cores=1.0), reclaimed("batch"))
     sizes = (size("share", 1), size("reclaim", 2), size("reclaim", 1, 0))
@@ -256,7 +256,7 @@ def test_a_lost_cpu_of_a_dedicated_pod_is_replaced_near_by() -> None:
     assert cpus(back) == {"/db": "4,6-7", "/web": "0-1,5"}, "its four but for what reclaim keeps of each node"
 
 
-def test_a_dedicated_pod_with_too_few_cpus_left_keeps_those_and_says_so() -> None:
+def test_a_dedicated_pod_keeps_too_few_cpus_with_a_reason() -> None:
     pods = (dedicated("db", 4.0), dedicated("other", 4.0))
     _, state = run((), pods, TWO)
     placement, state = run((), pods, offline(TWO, 1, 2), state)
@@ -354,7 +354,7 @@ def test_reclaimed_binding_needs_headroom_that_is_known() -> None:
     assert off.rejected == {}
 
 
-def test_more_than_there_is_is_said_of_the_last_to_come() -> None:
+def test_excess_requests_are_rejected_for_the_newest_pods() -> None:
     _, state = run((), (pod("z", cores=6.0),), EIGHT, at_s=1.0)
     placement, _ = run((), (pod("a", cores=3.0), pod("z", cores=6.0)), EIGHT, state, at_s=2.0)
     assert placement.rejected.keys() == {"default/a"}
@@ -362,7 +362,7 @@ def test_more_than_there_is_is_said_of_the_last_to_come() -> None:
     assert placement.cpus["/a"]
 
 
-def test_what_a_pod_had_is_kept_while_it_may_come_back() -> None:
+def test_cpus_of_an_unlisted_pod_are_kept_until_it_expires() -> None:
     db, web = dedicated("db", 2.0), pod("web", cores=2.0)
     _, state = run((), (db, web), EIGHT)
     without, state = run((), (web, dedicated("other", 2.0)), EIGHT, state, at_s=10.0)
@@ -374,7 +374,7 @@ def test_what_a_pod_had_is_kept_while_it_may_come_back() -> None:
     assert cpus(offline_cpus)["/new"] in ("0", "1")
 
 
-def test_two_numbers_of_a_node_that_is_not_there_any_more() -> None:
+def test_sizes_of_offline_numa_nodes_move_to_the_others() -> None:
     placement, _ = run((size("share-NUMA1", 2, 1), size("reclaim", 2, 1)), (), machine(1, 1, 1, 4, 1))
     assert pools(placement) == {"share-NUMA1": "0-1", "reclaim": "2-3", "fallback": "0-1"}
 
@@ -390,7 +390,7 @@ def test_two_numbers_of_a_node_that_is_not_there_any_more() -> None:
         Enhancements(numa_binding=True, numa_share=True),
     ],
 )
-def test_a_pod_between_two_starts_keeps_what_it_had_and_one_without_a_container_yet_has_nothing(
+def test_a_restarting_pod_keeps_its_cpus_and_one_that_never_started_has_none(
     qos: QoSLevel, wants: Enhancements, policy: str
 ) -> None:
     node, config = machine(1, 2, 1, 4, 1), CpuPlacementConfig(policy=policy, ramp_up_s=0)  # type: ignore[arg-type]
@@ -427,7 +427,7 @@ def with_another(there: Pod, *, sidecar: bool, **asks: float | int) -> Pod:
     return msgspec.structs.replace(there, containers=(*there.containers, more))
 
 
-def test_a_dedicated_pod_keeps_its_cpus_while_one_of_its_containers_is_between_two_lives() -> None:
+def test_a_dedicated_pod_keeps_its_cpus_while_a_container_restarts() -> None:
     db, web = with_another(dedicated("db", 3.0), sidecar=True), pod("web", cores=1.0)
     placement, state = run((), (db, web), EIGHT)
     assert (cpus(placement)["/db"], cpus(placement)["/db-s"]) == ("0-2", "0-2")
@@ -438,7 +438,7 @@ def test_a_dedicated_pod_keeps_its_cpus_while_one_of_its_containers_is_between_t
     assert (cpus(placement)["/db"], cpus(placement)["/a-late"]) == ("0-2", "4-5")
 
 
-def test_a_dedicated_pod_whose_sidecar_begins_first_has_the_cpus_of_its_main_container_from_then_on() -> None:
+def test_a_sidecar_that_starts_first_reserves_the_cpus_of_the_main_container() -> None:
     db = with_another(dedicated("db", 3.0), sidecar=True)
     placement, state = run((), (down_(db, "c"),), EIGHT)
     assert cpus(placement) == {"/db-s": "0-2"}
@@ -446,7 +446,7 @@ def test_a_dedicated_pod_whose_sidecar_begins_first_has_the_cpus_of_its_main_con
     assert (cpus(placement)["/db"], cpus(placement)["/db-s"]) == ("0-2", "0-2")
 
 
-def test_the_native_policy_keeps_cpus_of_a_container_that_is_down_and_knows_a_pod_by_all_of_its_containers() -> None:
+def test_the_native_policy_counts_containers_that_are_restarting() -> None:
     config = CpuPlacementConfig(policy="native")
     guaranteed = {"cpu_limit_cores": 2.0, "memory_request_bytes": 1 << 20, "memory_limit_bytes": 1 << 20}
     db = with_another(pod("db", cores=2.0), sidecar=True, cpu_request_cores=2.0, **guaranteed)

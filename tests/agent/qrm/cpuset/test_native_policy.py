@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_rejected_and_shares(fields: dict[str, object], cor
     assert cpus(placement)["/a"] == "0-15"
 
 
-def test_reserved_cpus_are_shared_and_nobodys_own() -> None:
+def test_reserved_cpus_are_shared_and_never_exclusive() -> None:
     placement, _ = run((), (guaranteed("a", 12.0), pod("b")), NODE, config=native(reserved=4))
     assert pools(placement) == {"reserve": "0-1,4-5", "share": "0-1,4-5"}
     assert cpus(placement)["/b"] == "0-1,4-5"

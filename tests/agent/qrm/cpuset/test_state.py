@@ -48,12 +48,12 @@ def test_a_rebuilt_state_moves_no_container() -> None:
         ({}, set()),
     ],
 )
-def test_what_cpusets_say_of_a_pool(sets: dict[str, str | None], share: set[int]) -> None:
+def test_a_pool_is_rebuilt_from_the_cpusets_of_its_containers(sets: dict[str, str | None], share: set[int]) -> None:
     pods = (pod("web"), pod("api"))
     assert rebuild_state(pods, samples(sets), NODE, "dynamic", 0).pool("share") == share
 
 
-def test_a_bound_pod_is_known_by_a_cpuset_within_a_node() -> None:
+def test_a_binding_is_rebuilt_from_a_cpuset_within_one_node() -> None:
     rebuilt = rebuild_state((bound("a", 1.0), bound("b", 1.0)), samples({"/a": "4-5", "/b": "3-4"}), NODE, "dynamic", 0)
     assert rebuilt.pod("u-a")["c"].bound_numa == (1,)
     assert rebuilt.pod("u-b")["c"].bound_numa == ()
@@ -83,7 +83,7 @@ def test_sizes_are_regulated_as_katalysts(available: int, expected: tuple[int, .
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1), st.integers(0, 40))
-def test_qrm_makes_do_with_the_sizes_that_the_advisor_would_have_made(sizes: dict[str, int], available: int) -> None:
+def test_qrm_scales_sizes_like_the_advisor(sizes: dict[str, int], available: int) -> None:
     """Of equals too the same one gives a CPU back: 3 and 3 of 5 are 2 and 3 for both."""
     rebuilt = scale_pool_sizes({(pool, -1): cpus for pool, cpus in sizes.items()}, available)
     advised = regulate_pool_sizes(sizes, {}, available, expand=False)
@@ -95,7 +95,7 @@ def test_qrm_makes_do_with_the_sizes_that_the_advisor_would_have_made(sizes: dic
     assert scale_pool_sizes({("a", -1): 3, ("b", -1): 3}, 5) == {("a", -1): 2, ("b", -1): 3}
 
 
-def test_reclaim_gives_way_but_for_one_cpu() -> None:
+def test_reclaim_yields_all_but_one_cpu() -> None:
     room = PoolCapacity(bound={1: 4}, unbound=4)
     wants = fit_pool_sizes((size("near", 4, 1), size("share", 4), size("reclaim", 2, 1), size("reclaim", 0)), room)
     assert [(want.pool, want.numa, want.cpus) for want in wants] == [
@@ -119,12 +119,12 @@ def test_what_reclaim_keeps_of_each_node(cpu_count: int, nodes: int, least: int 
 
 
 @pytest.mark.parametrize("field", ["reserved_cpu_list", "interrupt_cpu_list"])
-def test_a_list_that_is_none_is_refused_with_the_settings(field: str) -> None:
+def test_an_invalid_cpu_list_in_the_settings_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match="neither a number nor a range"):
         CpuPlacementConfig(**{field: "0-3;5"})
 
 
-def test_the_three_static_sets_are_the_node() -> None:
+def test_reserve_interrupt_and_usable_cpus_are_the_whole_node() -> None:
     config = CpuPlacementConfig(reserved_cpus=3, interrupt_cpu_list="0,99")
     static = reserve_cpus(layout_of(NODE), config)
     assert (static.reserve, static.interrupt) == ({1, 2, 4}, {0})

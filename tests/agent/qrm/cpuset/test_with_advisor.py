@@ -87,7 +87,7 @@ def test_every_pool_has_the_size_that_the_advisor_gave_it(
     assert third.cpus == second.cpus
 
 
-def test_reclaims_part_of_each_node_is_where_the_advisor_means_it() -> None:
+def test_reclaim_has_the_advised_cpus_on_each_numa_node() -> None:
     topology = machine(2, 2, 1, 6, 2)
     pods = (pod("web", cores=2.0), bound("near", 4.0), dedicated("db", 4.0, numa_ids=(1,)), reclaimed("batch"))
     first, state = run((), pods, topology)

@@ -32,14 +32,14 @@ def decided(kubelet: KubeletManagers | None) -> dict[tuple[str, Knob], str]:
     return {(decision.cgroup, decision.knob): decision.value for decision in compose_decisions(result, observed, KNOBS)}
 
 
-def test_without_a_static_manager_pools_are_kept_apart_by_cpusets() -> None:
+def test_without_a_static_manager_cpusets_separate_the_pools() -> None:
     for kubelet in (None, KubeletManagers(cpu="none", memory="none")):
         decided_values = decided(kubelet)
         assert {knob for _, knob in decided_values} == {Knob.CPUSET}
         assert set(decided_values["/batch", Knob.CPUSET]) != set(decided_values["/web", Knob.CPUSET])
 
 
-def test_with_one_priority_and_quota_hold_reclaimed_pods_and_online_ones_are_left_alone() -> None:
+def test_with_a_static_manager_only_priority_and_quota_are_decided() -> None:
     pools, decided_values = decided(None), decided(KubeletManagers(cpu="static", memory="none"))
     assert {cgroup for cgroup, _ in decided_values} == {"/batch"}
     assert decided_values["/batch", Knob.IDLE] == "1"
@@ -54,7 +54,7 @@ def test_an_unreachable_kubelet_may_have_a_static_policy() -> None:
     assert Knob.CPUSET not in {knob for _, knob in unknown}
 
 
-def test_a_static_memory_manager_has_numa_nodes_alone() -> None:
+def test_with_a_static_memory_manager_no_numa_nodes_are_decided() -> None:
     decided_values = decided(KubeletManagers(cpu="none", memory="static"))
     assert {knob for _, knob in decided_values} == {Knob.CPUSET}
 
@@ -83,7 +83,7 @@ def test_exclusive_cpus_are_never_reclaimed_and_do_not_count_as_demand(
     assert (reclaimable_cores(none, db_uses_s=0), reclaimable_cores(none, db_uses_s=40)) == (8, 5)
 
 
-def test_containers_with_cpus_alone_are_left_alone() -> None:
+def test_containers_with_exclusive_cpus_get_no_decision() -> None:
     alone = KubeletManagers(cpu="static", memory="none", exclusive={"default/web": {"web": (6, 7)}})
     assert {cgroup for cgroup, _ in decided(alone)} == {"/batch"}
 
@@ -96,32 +96,35 @@ def _width(cpus: str) -> int:
 # --- without a current pod list
 
 
-def story(*, state: bool, later_use_s: float) -> tuple[PolicyResult, PolicyResult]:
+def story(*, fresh_pods: bool, later_use_s: float) -> tuple[PolicyResult, PolicyResult]:
     """Two rounds, the second one with less need of online pods, and with or without a list of pods that is up to date."""
     first = snapshot(10, PODS, cpus=16, usage_s={"web": 10, "batch": 1})
     before, remembered = evaluate_policy(first, CANONICAL, PolicyState(), first.taken_at_ns)
     middle = snapshot(20, PODS, cpus=16, usage_s={"web": 10 + 80, "batch": 2})
     before, remembered = evaluate_policy(middle, CANONICAL, remembered, middle.taken_at_ns)
     then = snapshot(120, PODS, cpus=16, usage_s={"web": 90 + later_use_s, "batch": 3})
-    pods = ComponentHealth(name="pods", ok=state, error="" if state else "the list of pods is 40 s old")
+    pods = ComponentHealth(name="pods", ok=fresh_pods, error="" if fresh_pods else "the list of pods is 40 s old")
     then = msgspec.structs.replace(then, sources=(pods,))
     after, _ = evaluate_policy(then, CANONICAL, remembered, then.taken_at_ns)
     return before, after
 
 
-@pytest.mark.parametrize(("state", "action"), [(True, "grow"), (False, "freeze")])
-def test_canonical_lends_no_more_while_the_list_of_pods_is_old(state: bool, action: str) -> None:
-    before, after = story(state=state, later_use_s=100)
+@pytest.mark.parametrize(("fresh_pods", "action"), [(True, "grow"), (False, "freeze")])
+def test_canonical_does_not_grow_while_the_pod_list_is_stale(fresh_pods: bool, action: str) -> None:
+    before, after = story(fresh_pods=fresh_pods, later_use_s=100)
     assert before.advice is not None
     assert after.advice is not None
-    assert (after.advice.action, after.advice.reclaimable_cores > before.advice.reclaimable_cores) == (action, state)
-    if not state:
+    assert (after.advice.action, after.advice.reclaimable_cores > before.advice.reclaimable_cores) == (
+        action,
+        fresh_pods,
+    )
+    if not fresh_pods:
         assert after.advice.reason.rule == "pods_unknown"
         assert after.advice.cpu.sizes == before.advice.cpu.sizes
 
 
-def test_and_takes_back_all_the_same() -> None:
-    before, after = story(state=False, later_use_s=1200)
+def test_canonical_shrinks_while_the_pod_list_is_stale() -> None:
+    before, after = story(fresh_pods=False, later_use_s=1200)
     assert before.advice is not None
     assert after.advice is not None
     assert (after.advice.action, after.advice.reclaimable_cores < before.advice.reclaimable_cores) == ("shrink", True)

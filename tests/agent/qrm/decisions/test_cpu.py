@@ -51,7 +51,7 @@ def test_priority_leaves_online_cgroups_untouched() -> None:
     }
 
 
-def test_lent_cpu_becomes_a_quota() -> None:
+def test_reclaimable_cpu_becomes_a_quota() -> None:
     assert values(advice(0.35), [BATCH])[("/batch", "cpu.max")] == "35000 100000"
 
 
@@ -62,7 +62,7 @@ def test_without_cpu_idle_the_lowest_weight_takes_its_place() -> None:
     }
 
 
-def test_each_cgroup_has_the_priority_that_the_kernel_has_for_it() -> None:
+def test_each_cgroup_gets_the_lowest_priority_that_the_kernel_offers() -> None:
     observed = snapshot(0, [BATCH, pod("old", QoSLevel.RECLAIMED), pod("bare", QoSLevel.RECLAIMED)])
     given = decide_cpu(advice(2.0), observed, {"/batch": ALL, "/old": ALL - {Knob.IDLE}, "/bare": frozenset()})
     assert {(d.cgroup, d.knob.value, d.value) for d in given} == {
@@ -86,7 +86,7 @@ def test_each_cgroup_has_the_priority_that_the_kernel_has_for_it() -> None:
         (0.6, 60, "1000 100000"),
     ],
 )
-def test_all_quotas_together_are_what_is_lent(reclaimable: float, count: int, quota: str) -> None:
+def test_quotas_add_up_to_the_reclaimable_cpu(reclaimable: float, count: int, quota: str) -> None:
     pods = [pod(f"b{number}", QoSLevel.RECLAIMED) for number in range(count)]
     given = [value for (_, knob), value in values(advice(reclaimable), pods).items() if knob == "cpu.max"]
     assert given == [quota] * count
@@ -128,7 +128,7 @@ def test_a_cpuset_is_explained_by_the_region_and_the_pool() -> None:
     assert batch.reason.rule == "r"
 
 
-def test_lent_cpu_is_shared_by_request_and_bounded_by_the_own_limit() -> None:
+def test_reclaimable_cpu_is_shared_by_request_up_to_each_limit() -> None:
     pods = [
         pod("a", QoSLevel.RECLAIMED, request=3),
         pod("b", QoSLevel.RECLAIMED, request=1),
@@ -147,7 +147,7 @@ def test_lent_cpu_is_shared_by_request_and_bounded_by_the_own_limit() -> None:
         (0.0, None, "100000 100000"),
     ],
 )
-def test_the_claim_of_a_pod_is_what_it_reclaims_and_else_what_it_requests(
+def test_the_weight_is_the_reclaimed_request_or_else_the_cpu_request(
     reclaimed: float | None, request_cores: float | None, quota: str
 ) -> None:
     """Two CPUs between this pod and one that claims a core."""
@@ -172,7 +172,7 @@ def test_the_claim_of_a_pod_is_what_it_reclaims_and_else_what_it_requests(
         ({}, {"/a": (2, 3), "/b": (0, 1)}, {}),
     ],
 )
-def test_a_node_s_quota_is_split_by_claim_among_those_that_run_there(
+def test_a_numa_quota_is_split_by_weight(
     limits: dict[int, float], cpus_by_cgroup: dict[str, tuple[int, ...]], quotas: dict[str, str]
 ) -> None:
     sizes = tuple(PoolSize(pool="reclaim", numa=numa, cpus=0, quota_cores=cores) for numa, cores in limits.items())
@@ -185,7 +185,7 @@ def test_a_node_s_quota_is_split_by_claim_among_those_that_run_there(
     )
 
 
-def test_a_limit_of_its_own_holds_also_when_everything_is_lent() -> None:
+def test_a_container_limit_holds_without_a_node_limit() -> None:
     assert values(advice(2.0), [pod("c", QoSLevel.RECLAIMED, limit=0.5)])[("/c", "cpu.max")] == "50000 100000"
 
 
@@ -198,7 +198,7 @@ def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
     assert decide_cpu(advice(2.0), without_batch, {"/batch": ALL}) == ()
 
 
-def test_decisions_carry_the_identity_they_were_judged_by() -> None:
+def test_decisions_carry_the_cgroup_id_of_the_snapshot() -> None:
     idle, quota = decide_cpu(advice(2.0), snapshot(0, [BATCH], ids={"batch": 4711}), {"/batch": ALL})
     assert (idle.cgroup_id, idle.pod, idle.reason.rule) == (4711, "default/batch", "yield_to_online")
     assert (quota.cgroup_id, quota.pod, quota.reason.rule) == (4711, "default/batch", "r")

@@ -57,7 +57,7 @@ def values(knob_requests: tuple[KnobRequest, ...]) -> dict[tuple[str, str], str]
         (20.0, {"web": 18.0, "batch": 0.5}, {}, 0.02),
     ],
 )
-def test_what_is_left_of_two_thirds_of_the_node(
+def test_reclaimed_pods_get_the_unused_part_below_the_threshold(
     busy: float, used: dict[str, float], config: dict[str, float], cores: float
 ) -> None:
     observed = snapshot(0, [WEB, BATCH], cpus=20)
@@ -96,7 +96,7 @@ def test_cpus_grow_by_a_tenth_and_shrink_at_once(held: int | None, used: float, 
     assert request.knob is Knob.CPUSET
 
 
-def test_where_others_own_all_cpus_suppressed_pods_stay_where_they_were() -> None:
+def test_without_free_cpus_reclaimed_pods_keep_their_previous_ones() -> None:
     observed, config = snapshot(0, [WEB, BATCH], cpus=8), SuppressConfig(policy="cpuset")
     now = rates(2.0, {"web": 1.0, "batch": 1.0})
     ((request,), memory) = suppress_reclaimed(observed, now, config, SuppressState(), range(6))
@@ -113,7 +113,7 @@ def test_limited_growth_is_stated_in_the_reason() -> None:
         assert (memory.cores, "growth is limited" in request.reason.text) == (cores, cut)
 
 
-def test_small_changes_and_unknown_uses_leave_a_quota_as_it_is() -> None:
+def test_small_changes_and_unknown_usage_do_not_change_a_quota() -> None:
     observed, config = snapshot(0, [WEB, BATCH], cpus=20), SuppressConfig(policy="cfsQuota")
     held = SuppressState(cores=5.0)
     _, memory = suppress_reclaimed(observed, rates(8.1, {"web": 7.9, "batch": 0.2}), config, held)
@@ -159,7 +159,7 @@ def test_many_small_quotas_together_are_no_more_than_the_target() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 2), st.integers(1, 32), st.integers(0, 40), st.data())
-def test_picked_cpus_are_few_moves_away_and_none_of_the_excluded(
+def test_selected_cpus_are_retained_and_never_excluded_ones(
     numa: int, threads: int, cores: int, count: int, data: st.DataObject
 ) -> None:
     nodes = topology(numa * threads * cores, numa=numa, threads=threads)
@@ -310,7 +310,7 @@ def test_memory_qos_is_counted_from_requests_and_limits() -> None:
 # --- requests
 
 
-def test_the_first_wish_counts_and_only_for_what_is_managed_and_there() -> None:
+def test_the_first_request_counts_and_only_for_managed_cgroups() -> None:
     observed = snapshot(0, [WEB, BATCH])
 
     def request(cgroup: str, value: str, knob: Knob = Knob.MEMORY_MAX) -> KnobRequest:
@@ -331,7 +331,7 @@ def test_the_first_wish_counts_and_only_for_what_is_managed_and_there() -> None:
     ]
 
 
-def test_nothing_is_touched_unless_it_is_configured() -> None:
+def test_without_configuration_nothing_is_requested() -> None:
     config = KnobsConfig()
     observed = snapshot(0, [WEB, DB])
     assert (config.burst.policy, config.suppress.policy, config.resctrl.enabled) == ("off", "off", False)

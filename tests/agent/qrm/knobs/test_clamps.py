@@ -34,7 +34,7 @@ BLIND = KnobLimits(allowed=None, cpu_count=4, empty_inherits_parent=True)
         (Knob.IDLE, "1", V1, "1"),
     ],
 )
-def test_values_are_brought_inside(knob: Knob, requested: str, limits: KnobLimits, expected: str) -> None:
+def test_values_are_clamped_to_the_limits(knob: Knob, requested: str, limits: KnobLimits, expected: str) -> None:
     assert clamp_value(knob, requested, limits) == expected
 
 

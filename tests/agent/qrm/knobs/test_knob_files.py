@@ -72,7 +72,7 @@ HELD = {CFS_QUOTA: "-1\n", CFS_PERIOD: "100000\n", MEMORY_LIMIT_FILE: "858993459
         (Knob.MIGRATE_PAGES, "0,1 2", "0-1 2"),
     ],
 )
-def test_equal_meanings_have_one_spelling(knob: Knob, text: str, expected: str) -> None:
+def test_equal_values_have_one_canonical_text(knob: Knob, text: str, expected: str) -> None:
     assert canonical(knob, text) == expected
 
 
@@ -103,7 +103,7 @@ def test_equal_meanings_have_one_spelling(knob: Knob, text: str, expected: str) 
         (Knob.MIGRATE_PAGES, "0"),
     ],
 )
-def test_what_means_nothing_is_refused_by_name(knob: Knob, text: str) -> None:
+def test_invalid_values_are_refused_with_the_knob_s_name(knob: Knob, text: str) -> None:
     with pytest.raises(ValueError, match=knob.value):
         canonical(knob, text)
 
@@ -133,7 +133,7 @@ def test_what_is_encoded_decodes_to_the_same_value(data: st.DataObject, given: t
 
 @given(IO, IO)
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_disks_get_from_any_limits_to_any_others(
+def test_io_limits_can_change_from_any_to_any_value(
     version: str, old: dict[str, dict[str, int]], new: dict[str, dict[str, int]]
 ) -> None:
     (place,) = getattr(KNOB_SPECS[Knob.IO_MAX], version)
@@ -146,7 +146,7 @@ def test_disks_get_from_any_limits_to_any_others(
     assert place.decode(held) == format_io(new)
 
 
-def test_every_setting_has_a_place_or_a_reason_and_a_turn() -> None:
+def test_every_knob_has_a_codec_or_a_reason_and_an_order() -> None:
     assert set(KNOB_SPECS) == set(Knob) - ONE_SHOT_KNOBS - ELSEWHERE == set(KNOB_ORDER)
     assert set(ONE_SHOT_FILES) == ONE_SHOT_KNOBS
     for knob in set(Knob) - ELSEWHERE:
@@ -175,7 +175,7 @@ PAIR = st.tuples(st.integers(1_000, 400_000), st.sampled_from((1_000, 10_000, 50
 
 
 @given(PAIR, PAIR)
-def test_no_ratio_on_the_way_lies_outside_the_old_and_the_new(old: tuple[int, int], new: tuple[int, int]) -> None:
+def test_no_intermediate_quota_ratio_is_outside_old_and_new(old: tuple[int, int], new: tuple[int, int]) -> None:
     assume(old != new)
     held = {CFS_QUOTA: str(old[0]), CFS_PERIOD: str(old[1])}
     target = {CFS_QUOTA: str(new[0]), CFS_PERIOD: str(new[1])}
