@@ -312,7 +312,7 @@ def _open_loop(
     return Loop(
         config=parts.config,
         sensor=sensor,
-        actuator=Actuator(parts.files, parts.originals, parts.act, parts.runtime.foretold),
+        actuator=Actuator(parts.files, parts.originals, parts.act, parts.runtime.pending_originals),
         sinks=exporters.sinks,
         thread_sinks=exporters.thread_sinks,
         before_cycle=sensor.read_loop_probes,

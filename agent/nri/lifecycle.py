@@ -40,7 +40,7 @@ class NriLifecycle:
         hierarchy: Hierarchy,
         state_dir: Path,
     ) -> None:
-        self.foretold = PendingOriginals()
+        self.pending_originals = PendingOriginals()
         self._basis: Callable[[], PreviewInputs | None] = lambda: None
         self._plugin = None
         socket = nri_socket(config.kubelet.nri_socket)
@@ -57,7 +57,7 @@ class NriLifecycle:
             wake=lambda: _refresh_pods(loop, pods),
             door=door,
             hierarchy=hierarchy,
-            foretold=self.foretold,
+            foretold=self.pending_originals,
         )
         self._plugin = NriPlugin(
             socket, surroundings, open_signed_annotations(state_dir), config.kubelet.nri_patience_s
@@ -91,21 +91,23 @@ class NriLifecycle:
             return ()
         began = time.monotonic()
         try:
-            self.foretold.adopt(files, originals)
-            while self.foretold.pending(began - CREATION_WAIT_S) and time.monotonic() < began + CREATION_WAIT_S:
+            self.pending_originals.adopt(files, originals)
+            while (
+                self.pending_originals.pending(began - CREATION_WAIT_S) and time.monotonic() < began + CREATION_WAIT_S
+            ):
                 time.sleep(CREATION_POLL_S)
-                self.foretold.adopt(files, originals)
+                self.pending_originals.adopt(files, originals)
         except Unavailable as error:
             log.error("%s: %s", error.reason, error.remedy)
         except Exception:
             # Whatever is wrong here, all others are put back.
             log.exception("what was made with values of this agent's a moment ago may keep them")
-        return self.foretold.outcomes()
+        return self.pending_originals.outcomes()
 
     def leave(self, files: KnobWriter) -> None:
         """The runtime believes of nobody that he has values of ours, and hears of us no more. Idempotent."""
         if self._plugin is not None:
-            self._plugin.leave(files, self.foretold.pending(0.0))
+            self._plugin.leave(files, self.pending_originals.pending(0.0))
             self._plugin.close()
 
 

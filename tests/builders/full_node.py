@@ -127,7 +127,7 @@ RICH_EVICTIONS = EvictionResult(
         ),
         EvictionThreshold(
             plugin=MEMORY_PLUGIN, met=ThresholdMet.NOT_MET, scope="SystemMemory", subject="psi",
-            reason=Reason(rule="input_missing", text="memory pressure is not known; nobody is evicted for that."),
+            reason=Reason(rule="input_missing", text="memory pressure is not known; no pod is evicted for that."),
         ),
         EvictionThreshold(
             plugin="rss-overuse-eviction-plugin", met=ThresholdMet.SOFT, scope="rss", value=1.05, observed=1.5, since_ns=S,

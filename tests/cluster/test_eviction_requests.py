@@ -43,32 +43,32 @@ async def test_only_the_pod_that_was_meant_leaves_with_the_grace_that_was_meant(
 ) -> None:
     batch, way = made(server, namespace), ApiEvictionMethod(client, form)
     before = msgspec.structs.replace(batch, uid="00000000-0000-0000-0000-000000000000")
-    assert (await way.ask(before, 5)).result is MethodResult.GONE
-    seen = await way.look(batch)
+    assert (await way.evict(before, 5)).result is MethodResult.ABSENT
+    seen = await way.observe(batch)
     assert seen is not None
-    assert (seen.gone, seen.told) == (False, False), "its namesake is not there, and it is left alone"
-    assert (await way.ask(batch, 60)).result is MethodResult.ASKED
-    seen = await way.look(batch)
+    assert (seen.absent, seen.terminating) == (False, False), "its namesake is not there, and it is left alone"
+    assert (await way.evict(batch, 60)).result is MethodResult.REQUESTED
+    seen = await way.observe(batch)
     assert seen is not None
-    assert (seen.gone, seen.told, seen.grace_s) == (False, True, 60)
+    assert (seen.absent, seen.terminating, seen.grace_s) == (False, True, 60)
     # Again with less: nothing is lost by asking twice, and the shorter grace counts.
-    assert (await way.ask(batch, 0)).result is MethodResult.ASKED
-    seen = await way.look(batch)
+    assert (await way.evict(batch, 0)).result is MethodResult.REQUESTED
+    seen = await way.observe(batch)
     assert seen is not None
-    assert (seen.told, seen.grace_s) == (True, 1)
+    assert (seen.terminating, seen.grace_s) == (True, 1)
     server.ask("DELETE", f"/api/v1/namespaces/{namespace}/pods/batch?gracePeriodSeconds=0")
-    seen = await way.look(batch)
+    seen = await way.observe(batch)
     assert seen is not None
-    assert seen.gone
-    assert (await way.ask(batch, 5)).result is MethodResult.GONE
+    assert seen.absent
+    assert (await way.evict(batch, 5)).result is MethodResult.ABSENT
 
 
 async def test_a_namespace_that_is_none_and_a_pod_that_never_was(client: KubeClient, namespace: str) -> None:
     way = ApiEvictionMethod(client, "eviction")
     nobody = Pod(uid="u", namespace=namespace, name="never", qos=QoSLevel.RECLAIMED, containers=())
-    assert (await way.ask(nobody, None)).result is MethodResult.GONE
+    assert (await way.evict(nobody, None)).result is MethodResult.ABSENT
     strange = msgspec.structs.replace(nobody, name="Never_Was")
-    assert (await way.ask(strange, None)).held in (None, EvictionBlock.REFUSED)
+    assert (await way.evict(strange, None)).block in (None, EvictionBlock.REFUSED)
 
 
 def in_force(*names: str) -> Any:

@@ -186,7 +186,7 @@ async def test_a_budget_is_waited_for_as_long_as_the_server_says_and_told_once()
 @pytest.mark.parametrize(
     ("error", "result", "held", "wait_s"),
     [
-        (parse_api_error(404, GONE), MethodResult.GONE, None, None),
+        (parse_api_error(404, GONE), MethodResult.ABSENT, None, None),
         # Nobody serves that path: of the pod this says nothing.
         (parse_api_error(404, b"404 page not found\n"), MethodResult.BLOCKED, EvictionBlock.BUSY, None),
         (

@@ -66,17 +66,17 @@ def test_a_wish_is_kept_while_the_pod_counts_as_gone_or_is_held(
 @pytest.mark.parametrize(
     ("gone", "judged", "settings", "skipped", "why"),
     [
-        (True, found(ThresholdMet.HARD), {"plugins": ("oomd-pressure",)}, "", f"{RSS} does not judge any more"),
-        (True, found(ThresholdMet.HARD), {"plugins": ()}, "", f"{RSS} does not judge any more"),
+        (True, found(ThresholdMet.HARD), {"plugins": ("oomd-pressure",)}, "", f"{RSS} is disabled"),
+        (True, found(ThresholdMet.HARD), {"plugins": ()}, "", f"{RSS} is disabled"),
         (False, found(ThresholdMet.HARD), {}, "", None),
         (False, found(ThresholdMet.SOFT), {}, "", None),
         # It counted as gone, so that its plugin found nothing wrong.
         (True, found(ThresholdMet.NOT_MET), {}, "", None),
-        (False, found(ThresholdMet.NOT_MET), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
-        (False, found(ThresholdMet.HARD, "oomd-pressure"), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
-        (False, EvictionResult(), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
-        (True, found(ThresholdMet.HARD), {"dry_run": (RSS,), "plugins": (RSS,)}, "", f"{RSS} runs dry by now"),
-        (True, found(ThresholdMet.HARD), {"skipped_annotations": ("keep",)}, "keep", "by now it is protected"),
+        (False, found(ThresholdMet.NOT_MET), {}, "", f"{RSS} no longer meets its threshold, or has no inputs"),
+        (False, found(ThresholdMet.HARD, "oomd-pressure"), {}, "", f"{RSS} no longer meets its threshold, or has no inputs"),
+        (False, EvictionResult(), {}, "", f"{RSS} no longer meets its threshold, or has no inputs"),
+        (True, found(ThresholdMet.HARD), {"dry_run": (RSS,), "plugins": (RSS,)}, "", f"{RSS} now runs dry"),
+        (True, found(ThresholdMet.HARD), {"skipped_annotations": ("keep",)}, "keep", "the pod is now protected"),
     ],
 )
 def test_who_is_held_stays_once_its_plugin_finds_nothing(
@@ -98,7 +98,7 @@ def test_what_a_plugin_at_a_socket_wished_is_over_once_it_is_gone() -> None:
     assert list(evictions_to_cancel(wish, held, there, [BATCH], config, held)) == []
     assert list(evictions_to_cancel(wish, held, silent, [BATCH], config, held)) == [], "it may only be slow"
     assert list(evictions_to_cancel(wish, held, gone, [BATCH], config, held)) == [
-        ("default/batch", "theirs does not judge any more")
+        ("default/batch", "theirs is disabled")
     ]
 
 
@@ -110,12 +110,12 @@ def test_rounds_withdraw_a_pod_at_once_whose_plugin_is_switched_off() -> None:
     evictor.apply_config(config())
     shown = evictor.run_cycle(sizes(106, batch=200, web=1), None, PolicyState(), 106 * S)
     assert shown.thresholds == ()
-    assert killer.cancelled == [("default/batch", f"{RSS} does not judge any more")]
+    assert killer.cancelled == [("default/batch", f"{RSS} is disabled")]
 
 
 def test_what_nobody_remembers_is_withdrawn() -> None:
     assert list(evictions_to_cancel({}, ["default/batch"], found(), [BATCH], EvictionConfig(), ())) == [
-        ("default/batch", "nobody knows any more what for")
+        ("default/batch", "the reason of the eviction is no longer known")
     ]
 
 
@@ -136,7 +136,7 @@ def test_rounds_withdraw_a_pod_that_could_not_be_asked_once_the_trouble_is_over(
         turn(at_s, 1)
     assert killer.cancelled == []
     turn(150, 1)
-    assert killer.cancelled == [("default/batch", f"{RSS} finds no more trouble, or cannot tell")]
+    assert killer.cancelled == [("default/batch", f"{RSS} no longer meets its threshold, or has no inputs")]
 
 
 def test_rounds_ask_again_while_the_trouble_lasts() -> None:
@@ -150,7 +150,7 @@ def test_rounds_ask_again_while_the_trouble_lasts() -> None:
 
 
 DAY = msgspec.structs.replace(pod("batch", memory=100 * MIB), grace_s=86_400.0)
-OVER = f"{RSS} finds no more trouble, or cannot tell"
+OVER = f"{RSS} no longer meets its threshold, or has no inputs"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_who_is_held_counts_as_gone_for_no_longer_than_usual_and_who_is_kept_not
     )  # fmt: skip
     here = frozenset({"default/batch"})
     now = situation(now_s, held=here if held else frozenset(), stuck=here if stuck else frozenset())
-    assert sent.gone(now) is gone
+    assert sent.is_excluded(now) is gone
 
 
 class Rounds:

@@ -82,13 +82,13 @@ async def test_a_pod_of_another_uid_is_gone_as_far_as_this_goes(tmp_path: Path) 
     made = runtime()
     server = await made.begin(tmp_path / "c.sock")
     way = CriEvictor(tmp_path / "c.sock", 5)
-    assert (await way.evict(pod(uid="uid-before"), None)).result is MethodResult.GONE
+    assert (await way.evict(pod(uid="uid-before"), None)).result is MethodResult.ABSENT
     seen = await way.observe(pod(uid="uid-before"))
     assert seen is not None
-    assert seen.gone
+    assert seen.absent
     seen = await way.observe(pod())
     assert seen is not None
-    assert not seen.gone
+    assert not seen.absent
     assert made.stopped == []
     await server.stop()
 
@@ -148,7 +148,7 @@ async def test_a_pod_of_which_nothing_runs_now_is_there_still(tmp_path: Path) ->
     )
     seen = await way.observe(pod())
     assert seen is not None
-    assert not seen.gone
+    assert not seen.absent
     await server.stop()
 
 

@@ -55,12 +55,12 @@ async def test_layers_are_summed_by_pod_and_known_for_a_minute(tmp_path: Path) -
     now = [100.0]
     it = WritableLayers(tmp_path / "c.sock", 5, lambda: True, lambda: now[0])
     assert it.use() == {}
-    await it.look()
+    await it.poll()
     known = {"u-1": RootfsUse(used_bytes=12288, inodes=4), "u-2": RootfsUse(used_bytes=1, inodes=1)}
     assert (it.use(), it.problem()) == (known, None)
     await server.stop()
     now[0] = 160.0
-    await it.look()
+    await it.poll()
     assert it.use() == known, "what it said last"
     trouble = it.problem()
     assert trouble is not None

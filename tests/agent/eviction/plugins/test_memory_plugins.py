@@ -97,7 +97,7 @@ def test_a_promise_of_nothing_alone_evicts_nobody() -> None:
     )
     assert [each.threshold.reason.rule for each in found] == ["nothing_promised"] * 4
     assert [names(each) for each in found] == [[]] * 4
-    assert "requested 64000m; nothing is promised" in found[0].threshold.reason.text
+    assert "requested 64000m; the headroom is 0" in found[0].threshold.reason.text
 
 
 @pytest.mark.parametrize(("cores", "rule"), [(0.0, "nothing_promised"), (0.001, "hard_threshold_met")])
