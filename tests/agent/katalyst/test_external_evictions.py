@@ -89,7 +89,7 @@ class Manager:
 
     @property
     def asked(self) -> list[str]:
-        return [key for key, _ in self.killer.asked]
+        return [key for key, _ in self.killer.evictions]
 
 
 async def test_whom_a_plugin_names_leaves_but_for_those_who_are_protected_or_not_here(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ async def test_one_that_hangs_holds_up_no_round_and_no_other_plugin(
 
 def _again(manager: Manager) -> EvictionRunner:
     """A manager without a past, so that it judges at once."""
-    evictor = EvictionRunner(manager.evictor._all, manager.killer)
+    evictor = EvictionRunner(manager.evictor._agent_config, manager.killer)
     evictor.external_findings = manager.external_findings.findings
     return evictor
 
