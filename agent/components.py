@@ -523,7 +523,7 @@ def open_pod_evictor(config: EvictionConfig, hierarchy: Hierarchy, *, node: str,
 
 
 class EvictionComponents(NamedTuple):
-    """The components beside the eviction manager that take cycles, and those that report health."""
+    """The components of the eviction manager that take cycles, and those that report health."""
 
     sinks: tuple[CycleSink, ...]
     sources: tuple[Probe, ...]
@@ -538,7 +538,7 @@ async def open_eviction_components(
     *,
     kubelet: bool,
 ) -> EvictionComponents:
-    """Opens the components that the eviction manager needs beside its plugins, and starts their tasks.
+    """Opens the components that the eviction manager needs in addition to its plugins, and starts their tasks.
 
     With `kubelet` the pods are those of a container runtime. Raises Unavailable.
     """

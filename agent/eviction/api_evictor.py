@@ -54,7 +54,7 @@ class MethodResult(StrEnum):
 
     REQUESTED = "asked"
     """The pod is terminating, and is polled until it is gone."""
-    GONE = "gone"
+    ABSENT = "gone"
     DONE = "done"
     """The method has done all that it does, whether or not the pod comes back."""
     BLOCKED = "held"
@@ -76,7 +76,7 @@ class MethodResponse(msgspec.Struct, frozen=True, kw_only=True):
 class PodObservation(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a pod that is to be evicted."""
 
-    gone: bool = False
+    absent: bool = False
     terminating: bool = False
     """Whether its deletion was requested, by any client."""
     grace_s: float | None = None
@@ -112,8 +112,8 @@ class ApiEvictionMethod:
             if error.conflict:
                 # Another pod has the name, or another client wrote at the same time.
                 observation = await self.observe(pod)
-                if observation is not None and observation.gone:
-                    return MethodResponse(result=MethodResult.GONE)
+                if observation is not None and observation.absent:
+                    return MethodResponse(result=MethodResult.ABSENT)
             return response_of_error(error, pod)
         except ApiUnreachable as error:
             return _blocked(EvictionBlock.UNREACHABLE, f"the API server does not answer: {error}")
@@ -127,11 +127,11 @@ class ApiEvictionMethod:
         try:
             metadata = (await self._client.get(PODS, pod.key)).metadata
         except ApiError as error:
-            return PodObservation(gone=True) if error.missing else None
+            return PodObservation(absent=True) if error.missing else None
         except ApiUnreachable:
             return None
         if metadata.uid != pod.uid:
-            return PodObservation(gone=True)
+            return PodObservation(absent=True)
         grace_s = metadata.deletion_grace_period_seconds
         return PodObservation(
             terminating=bool(metadata.deletion_timestamp), grace_s=None if grace_s is None else float(grace_s)
@@ -141,7 +141,7 @@ class ApiEvictionMethod:
 def response_of_error(error: ApiError, pod: Pod) -> MethodResponse:
     """Returns the meaning of an error status of the API server. Pure."""
     if error.missing:
-        return MethodResponse(result=MethodResult.GONE)
+        return MethodResponse(result=MethodResult.ABSENT)
     if error.status == 429 and "DisruptionBudget" in error.causes:
         return _blocked(EvictionBlock.BUDGET, error.message, error.retry_after_s or BUDGET_RETRY_S)
     if error.status in PERMANENT_STATUSES:
@@ -322,7 +322,7 @@ class ApiEvictor:
         if pending.tries and not pending.accepted:
             # The response to the last request may have been lost, or another client may have deleted the pod meanwhile.
             observation = await pending.method.observe(pending.pod)
-            if observation is not None and observation.gone:
+            if observation is not None and observation.absent:
                 self._finish(pending, EvictionEventReason.SUCCEEDED, _deletion_message(pending))
                 return 0.0
             if observation is not None and observation.terminating:
@@ -336,7 +336,7 @@ class ApiEvictor:
         async with self._request_slots:
             pending.repeat = False
             response = await pending.method.evict(pending.pod, pending.grace_s)
-        if response.result is MethodResult.GONE:
+        if response.result is MethodResult.ABSENT:
             self._finish(pending, EvictionEventReason.SUCCEEDED, _deletion_message(pending))
         elif response.result is MethodResult.DONE:
             self._finish(pending, EvictionEventReason.STOPPED, f"{response.text}; reason: {pending.reason}")
@@ -370,7 +370,7 @@ class ApiEvictor:
         """Polls a terminating pod once; returns the seconds until the next step."""
         pending.tries += 1
         observation = await pending.method.observe(pending.pod)
-        if observation is not None and observation.gone:
+        if observation is not None and observation.absent:
             self._finish(pending, EvictionEventReason.SUCCEEDED, _deletion_message(pending))
             return 0.0
         if observation is not None and observation.grace_s is not None:

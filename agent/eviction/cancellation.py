@@ -16,51 +16,55 @@ from api.pod import Pod
 
 
 class PendingEviction(msgspec.Struct, frozen=True, kw_only=True):
-    """That a pod leaves."""
+    """An eviction that was handed to the pod evictor."""
 
     plugin: str
     until_ns: int
-    """So long it counts as gone, or longer where it is held (CLOCK_MONOTONIC)."""
+    """The pod is excluded until then, or longer while it is blocked (CLOCK_MONOTONIC)."""
 
 
 def track_pending_evictions(
-    found: EvictionResult,
+    result: EvictionResult,
     before: Mapping[str, PendingEviction],
-    held: Mapping[str, EvictionBlock],
+    blocked: Mapping[str, EvictionBlock],
     pods: Sequence[Pod],
     now_ns: int,
 ) -> dict[str, PendingEviction]:
-    """By pod, with those of this round, whose `pods` are given; those of earlier ones while they are held."""
-    kept = {pod: wish for pod, wish in before.items() if pod in held or now_ns < wish.until_ns}
-    for victim in found.victims:
+    """Returns the pending evictions by pod: those of this cycle, and earlier ones that are blocked or not yet due."""
+    retained = {pod: eviction for pod, eviction in before.items() if pod in blocked or now_ns < eviction.until_ns}
+    for victim in result.victims:
         if not victim.dry_run and not victim.notify:
             until_ns = now_ns + exclusion_ns(victim, pods)
-            kept[victim.pod] = PendingEviction(plugin=victim.plugin, until_ns=until_ns)
-    return kept
+            retained[victim.pod] = PendingEviction(plugin=victim.plugin, until_ns=until_ns)
+    return retained
 
 
 def evictions_to_cancel(
     pending: Mapping[str, PendingEviction],
-    held: Iterable[str],
-    found: EvictionResult,
+    blocked: Iterable[str],
+    result: EvictionResult,
     pods: Iterable[Pod],
     config: EvictionConfig,
     excluded: Collection[str],
 ) -> Iterator[tuple[str, str]]:
-    """Pods that are held and need not leave any more, each with why; `gone` are those that counted as gone when that was
-    `found`."""
-    in_trouble = {each.plugin for each in found.thresholds if each.met is not ThresholdMet.NOT_MET}
-    judging = {each.plugin for each in found.thresholds}
-    known = {pod.key: pod for pod in pods}
-    for key in held:
-        wish = pending.get(key)
-        if wish is None:
-            yield key, "nobody knows any more what for"
-        elif key in known and is_protected(known[key], config):
-            yield key, "by now it is protected"
-        elif config.dry(wish.plugin):
-            yield key, f"{wish.plugin} runs dry by now"
-        elif not (config.enabled(wish.plugin) if wish.plugin in PLUGIN_NAMES else wish.plugin in judging):
-            yield key, f"{wish.plugin} does not judge any more"
-        elif key not in excluded and wish.plugin not in in_trouble:
-            yield key, f"{wish.plugin} finds no more trouble, or cannot tell"
+    """Yields the blocked pods that need not leave any more, each with the reason.
+
+    `excluded` are the pods whose memory and CPU the evaluation in `result` did not count.
+    """
+    met_plugins = {each.plugin for each in result.thresholds if each.met is not ThresholdMet.NOT_MET}
+    evaluating = {each.plugin for each in result.thresholds}
+    pods_by_key = {pod.key: pod for pod in pods}
+    for key in blocked:
+        eviction = pending.get(key)
+        if eviction is None:
+            yield key, "the reason of the eviction is no longer known"
+        elif key in pods_by_key and is_protected(pods_by_key[key], config):
+            yield key, "the pod is now protected"
+        elif config.dry(eviction.plugin):
+            yield key, f"{eviction.plugin} now runs dry"
+        elif not (
+            config.enabled(eviction.plugin) if eviction.plugin in PLUGIN_NAMES else eviction.plugin in evaluating
+        ):
+            yield key, f"{eviction.plugin} is disabled"
+        elif key not in excluded and eviction.plugin not in met_plugins:
+            yield key, f"{eviction.plugin} no longer meets its threshold, or has no inputs"

@@ -56,7 +56,7 @@ class CriEvictor:
             return MethodResponse(result=MethodResult.BLOCKED, block=block, text=error.reason)
         self.forget(pod)
         if pod.uid not in runtime.sandboxes:
-            return MethodResponse(result=MethodResult.GONE)
+            return MethodResponse(result=MethodResult.ABSENT)
         return MethodResponse(
             result=MethodResult.DONE, text=f"Successfully kill container {', '.join(sorted(targets)) or '(none ran)'}"
         )
@@ -68,7 +68,7 @@ class CriEvictor:
     async def observe(self, pod: Pod) -> PodObservation | None:
         """Returns whether the pod's sandbox exists; a pod is never terminating by this method."""
         try:
-            return PodObservation(gone=pod.uid not in (await self._list_containers()).sandboxes)
+            return PodObservation(absent=pod.uid not in (await self._list_containers()).sandboxes)
         except Unavailable:
             return None
 

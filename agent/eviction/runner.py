@@ -38,8 +38,10 @@ class PodEvictor(Protocol):
     """Evicts pods, each with its grace period. No method waits for an eviction. The cycle's thread calls all of them."""
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        """Starts the eviction of the pod; a grace of None is the pod's own. For a pod under eviction only a shorter grace has an
-        effect. The result is in later `outcomes`."""
+        """Starts the eviction of the pod; a grace of None is the pod's own. The result is in later `outcomes`.
+
+        For a pod under eviction only a shorter grace has an effect.
+        """
 
     @property
     def terminating(self) -> frozenset[str]:
@@ -100,7 +102,7 @@ class EvictionRunner:
         self._pending: dict[str, PendingEviction] = {}
         """The reason of each pod that was handed to the evictor and may be blocked."""
         self._terminating_since_ns: dict[str, int] = {}
-        """Since when each pod is terminating, by uid (CLOCK_MONOTONIC), whoever requested it."""
+        """Since when each pod is terminating by any deletion, by uid (CLOCK_MONOTONIC)."""
         self.external_findings: Callable[[], tuple[EvictionFinding, ...]] = tuple
         """Returns the findings of plugins at sockets."""
         self.rootfs: Callable[[], Mapping[str, RootfsUse]] = dict
@@ -133,7 +135,7 @@ class EvictionRunner:
         """
         snapshot = msgspec.structs.replace(snapshot, pods=with_numa_bindings(snapshot.pods, policy_state.cpus))
         inputs = self._build_inputs(snapshot, advice, policy_state, now_ns)
-        terminated = {sent.pod for sent in self._state.sent if not sent.dry_run and sent.gone(inputs)}
+        terminated = {sent.pod for sent in self._state.sent if not sent.dry_run and sent.is_excluded(inputs)}
         result, self._state = evaluate_evictions(inputs, self._state, self._config, self.external_findings())
         evictor = self.pod_evictor
         if evictor is None:
@@ -184,7 +186,7 @@ class EvictionRunner:
         self._state = msgspec.structs.replace(self._state, sent=sent)
 
     def _terminating_and_stuck(self, snapshot: Snapshot, now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
-        """Returns the terminating pods, whoever requested it, and those that exceeded their deadline."""
+        """Returns the pods that are terminating by any deletion, and those that exceeded their deadline."""
         self._terminating_since_ns = terminating_since_ns(snapshot.pods, self._terminating_since_ns, now_ns)
         terminating = frozenset(pod.key for pod in snapshot.pods if pod.terminating)
         overdue = overdue_pods(snapshot.pods, self._terminating_since_ns, now_ns)

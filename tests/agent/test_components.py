@@ -49,9 +49,9 @@ async def test_without_a_node_s_name_nobody_is_reported_to_and_settings_are_told
     async with AsyncExitStack() as stack:
         assert await cluster.join(AgentConfig(), ActMode.ON, None, SupervisedTasks(stack)) == ()
         assert cluster.sources == ()
-    told = msgspec.json.decode(to_json(cluster.effective_configuration()), type=EffectiveConfiguration)
-    assert [one.name for one in told.settings if one.source == "file"] == ["report.reservedCores"]
-    assert (told.node, told.objects) == ("", ())
+    effective = msgspec.json.decode(to_json(cluster.effective_configuration()), type=EffectiveConfiguration)
+    assert [item.name for item in effective.settings if item.source == "file"] == ["report.reservedCores"]
+    assert (effective.node, effective.objects) == ("", ())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,17 +81,17 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
         ]
         cluster.start(heard.append, SupervisedTasks(stack))
         await until(lambda: heard, "the new content is obeyed")
-        told, obeyed, requests = cluster.effective_configuration(), cluster.applied_objects(), cluster.requests()
-    assert obeyed == {("AdminQoSConfiguration", "kube-system/all", "h2"): True}
+        effective, applied, requests = cluster.effective_configuration(), cluster.applied_objects(), cluster.requests()
+    assert applied == {("AdminQoSConfiguration", "kube-system/all", "h2"): True}
     assert requests["GET", "adminqosconfigurations.v1alpha1.config.katalyst.kubewharf.io", "200"] == 1
     assert (heard[0].advisor.enable_reclaim, heard[0].report.min_cores) == (True, 3.0)
     assert heard[0].report.extended_resources, "the file's own settings stay"
-    assert (told.node, [one.hash for one in told.objects]) == ("n1", ["h2"])
+    assert (effective.node, [item.hash for item in effective.objects]) == ("n1", ["h2"])
     await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(
-    ("act", "serve", "lent"),
+    ("act", "serve", "reports"),
     [
         (ActMode.ON, (), True),
         (ActMode.DRY_RUN, (), False),
@@ -101,7 +101,7 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
     ],
 )
 async def test_a_node_lends_only_where_somebody_takes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: ActMode, serve: tuple[Any, ...], lent: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: ActMode, serve: tuple[Any, ...], reports: bool
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG.format("http://127.0.0.1:1"))
@@ -113,12 +113,12 @@ async def test_a_node_lends_only_where_somebody_takes_back(
     cluster.open({}, config, fits)
     async with AsyncExitStack() as stack:
         (written,) = [
-            one
-            for one in await cluster.join(config, act, None, SupervisedTasks(stack))
-            if isinstance(one, ExtendedResources)
+            item
+            for item in await cluster.join(config, act, None, SupervisedTasks(stack))
+            if isinstance(item, ExtendedResources)
         ]
         written.publish(finished())
-        assert any(written._desired.values()) is lent
+        assert any(written._wanted.values()) is reports
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ async def test_who_works_beside_the_rounds(
         if "offered_in" in report:
             await until((socks / "dioptase-reporter.sock").is_socket, "it is offered")
         if "pod_resources" in report:
-            (around,) = [one for one in cluster.sources if one.name == "node-report"]
+            (around,) = [item for item in cluster.sources if item.name == "node-report"]
             await until(lambda: around.problem() is not None, "neither the kubelet nor its socket is there")
 
 

@@ -89,19 +89,26 @@ async def test_what_works_beside_the_rounds(
     settings: dict[str, Any], acting: bool, there: bool, layers: bool, parts: list[str]
 ) -> None:
     """In a dry run nothing is written to the Node; plugins at sockets judge there as well."""
-    said = msgspec.convert({"eviction": settings, "kubelet": {"runtimeSocket": "/nowhere/c.sock"}}, AgentConfig)
+    settings_config = msgspec.convert(
+        {"eviction": settings, "kubelet": {"runtimeSocket": "/nowhere/c.sock"}}, AgentConfig
+    )
     async with AsyncExitStack() as stack:
         client = (
             await stack.enter_async_context(KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "t"))
             if there
             else None
         )
-        killer = open_pod_evictor(said.eviction, HERE, node="n1", kubelet=True) if acting else None
-        made = await open_eviction_components(
-            EvictionRunner(said, killer), said, client, "n1", SupervisedTasks(stack), kubelet=layers
+        killer = open_pod_evictor(settings_config.eviction, HERE, node="n1", kubelet=True) if acting else None
+        opened = await open_eviction_components(
+            EvictionRunner(settings_config, killer),
+            settings_config,
+            client,
+            "n1",
+            SupervisedTasks(stack),
+            kubelet=layers,
         )
-        assert [each.name for each in made.sources] == parts
-        assert [each.problem() for each in made.sources] == [None] * len(parts)
+        assert [each.name for each in opened.sources] == parts
+        assert [each.problem() for each in opened.sources] == [None] * len(parts)
         if isinstance(killer, EvictorByQosLevel):
             assert isinstance(killer.eviction_methods[API], ApiEvictionMethod)
             assert isinstance(killer.requests, ApiEvictor)
@@ -109,10 +116,10 @@ async def test_what_works_beside_the_rounds(
 
 async def test_without_a_runtime_nobody_can_stop_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(components, "find_runtime_socket", lambda _path: None)
-    said = config(killer=STOP)
+    settings_config = config(killer=STOP)
     async with AsyncExitStack() as stack:
-        killer = open_pod_evictor(said.eviction, HERE, node="", kubelet=True)
+        killer = open_pod_evictor(settings_config.eviction, HERE, node="", kubelet=True)
         with pytest.raises(Unavailable, match="no container runtime is there"):
             await open_eviction_components(
-                EvictionRunner(said, killer), said, None, "", SupervisedTasks(stack), kubelet=True
+                EvictionRunner(settings_config, killer), settings_config, None, "", SupervisedTasks(stack), kubelet=True
             )

@@ -62,7 +62,7 @@ class Scripted:
         self.taken_at_ns.append(taken_at_ns)
         return msgspec.structs.replace(self.see(seq), seq=seq)
 
-    def read_runq_latency(self, wanted: Collection[int]) -> Mapping[int, RunqLatency]:
+    def read_runq_latency(self, cgroup_ids: Collection[int]) -> Mapping[int, RunqLatency]:
         return self.waits
 
     def apply(
@@ -121,27 +121,27 @@ async def test_what_the_runtime_made_before_a_round_is_told_with_it(tmp_path: Pa
     tree.make("/batch")
     tree.file("/batch", "cpuset.cpus").write_text("1\n")
     decision = tree.decision("/batch", Knob.CPUSET, "1")
-    told = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="1")
-    script.pending_originals.add("/batch", {Knob.CPUSET: "0-3"}, 1.0, outcomes={Knob.CPUSET: told})
+    outcome_of_runtime = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="1")
+    script.foretold.tell("/batch", {Knob.CPUSET: "0-3"}, 1.0, done={Knob.CPUSET: outcome_of_runtime})
     files, originals = KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
     assert script.pending_originals.adopt(files, originals) == 1
     loop = loop_over(script)
     script.failure = RuntimeError("boom")
-    assert loop.run_cycle("tick").runtime_outcomes == (told,), "whatever becomes of the round"
-    assert loop.run_cycle("tick").runtime_outcomes == ()
+    assert loop.run_cycle("tick").made == (outcome_of_runtime,), "whatever becomes of the round"
+    assert loop.run_cycle("tick").made == ()
 
 
 async def test_what_an_agent_left_reclaimed_pods_is_lent_on_and_no_online_pod_s_quota_counts() -> None:
     """A tenth of a CPU was left after a breach; growth goes on from there, a tenth of the node a second."""
     script = Scripted(lambda seq: seen(seq) if seq > 1 else msgspec.structs.replace(seen(seq), pods=()))
     script.quotas = {"/batch": 0.1, "/web": 4.0}
-    loop, found = loop_over(script), []
+    loop, results = loop_over(script), []
     for _ in range(3):
         advice = loop.run_cycle("tick").advice
         assert advice is not None
-        found.append((advice.reason.inputs.get("lent_before_cores"), advice.reclaimable_cores))
-        script.quotas = {"/batch": 0.1 if len(found) == 1 else 1.5, "/web": 4.0}
-    assert found[1:] == [(0.1, 0.3), (0.3, 0.5)], "asked once"
+        results.append((advice.reason.inputs.get("lent_before_cores"), advice.reclaimable_cores))
+        script.quotas = {"/batch": 0.1 if len(results) == 1 else 1.5, "/web": 4.0}
+    assert results[1:] == [(0.1, 0.3), (0.3, 0.5)], "asked once"
 
 
 @pytest.mark.parametrize(
@@ -174,19 +174,19 @@ async def test_what_the_last_good_round_was_judged_by_is_there_while_the_next_on
     None
 ):
     script = Scripted(seen)
-    loop, found = loop_over(script), []
+    loop, results = loop_over(script), []
     assert loop.preview_inputs is None
     loop.run_cycle("tick")
     first = loop.preview_inputs
 
     def looking(seq: int) -> Snapshot:
-        found.append(loop.preview_inputs)
+        results.append(loop.preview_inputs)
         return seen(seq)
 
     script.see, script.failure = looking, RuntimeError("boom")
     assert first is not None
     loop.run_cycle("tick")
-    assert (found, loop.preview_inputs) == ([first], first)
+    assert (results, loop.preview_inputs) == ([first], first)
     script.failure = None
     loop.run_cycle("tick")
     assert loop.preview_inputs is not None
@@ -240,9 +240,9 @@ async def test_a_damaged_state_is_told_and_made_anew_from_the_cgroups(tmp_path: 
     (tmp_path / "cpu_plugin_state").write_text("{")
 
     def confined(seq: int) -> Snapshot:
-        found = seen(seq)
-        web = msgspec.structs.replace(found.cgroups["/web"], limits=CgroupLimits(cpus="1"))
-        return msgspec.structs.replace(found, cgroups={**found.cgroups, "/web": web})
+        results = seen(seq)
+        web = msgspec.structs.replace(results.cgroups["/web"], limits=CgroupLimits(cpus="1"))
+        return msgspec.structs.replace(results, cgroups={**results.cgroups, "/web": web})
 
     finished = loop_with(CpusetCheckpoint(tmp_path, "b"), Scripted(confined)).run_cycle("tick")
     assert finished.advice is not None
@@ -522,9 +522,9 @@ class BlockedActuator(Scripted):
                 pass
         return super().apply(decisions, now_ns, loosen=loosen)
 
-    def read_runq_latency(self, wanted: Collection[int]) -> Mapping[int, RunqLatency]:
+    def read_runq_latency(self, cgroup_ids: Collection[int]) -> Mapping[int, RunqLatency]:
         self.watched += self.blocked.is_set()
-        return super().read_runq_latency(wanted)
+        return super().read_runq_latency(cgroup_ids)
 
     def release_writer(self) -> None:
         """Lets the blocked `open` return. Harmless after it has."""

@@ -64,9 +64,9 @@ class Node:
         )
 
     def snapshot(self, seq: int, now_ns: int, wall_ns: int) -> Snapshot:
-        found = self.computed.snapshot(seq, now_ns, wall_ns)
-        there = tuple(cpu for cpu in found.topology.cpus if cpu.id in self.cpus)
-        return msgspec.structs.replace(found, topology=msgspec.structs.replace(found.topology, cpus=there))
+        actual = self.computed.snapshot(seq, now_ns, wall_ns)
+        there = tuple(cpu for cpu in actual.topology.cpus if cpu.id in self.cpus)
+        return msgspec.structs.replace(actual, topology=msgspec.structs.replace(actual.topology, cpus=there))
 
     def round(self) -> Cycle:
         self.computed.advance()
@@ -126,10 +126,10 @@ def test_cpus_that_go_offline_are_nobody_s_and_come_back(node: Node) -> None:
         node.round()
     everything, node.cpus = node.cpus, tuple(range(0, 48, 2))
     fewer = node.round()
-    found = pools(fewer)
-    assert {cpu for cpus in found.values() for cpu in cpus} == set(node.cpus)
-    assert sum(map(len, found.values())) == len(node.cpus), "no CPU is in two pools"
-    assert len(found["reclaim"]) >= 4, "what reclaimed pods always keep"
+    actual = pools(fewer)
+    assert {cpu for cpus in actual.values() for cpu in cpus} == set(node.cpus)
+    assert sum(map(len, actual.values())) == len(node.cpus), "no CPU is in two pools"
+    assert len(actual["reclaim"]) >= 4, "what reclaimed pods always keep"
     lists = [o.decision.value for o in fewer.outcomes if o.decision.knob is Knob.CPUSET]
     assert lists
     assert all(parse_cpu_list(text) and set(parse_cpu_list(text)) <= set(node.cpus) for text in lists)
@@ -151,24 +151,24 @@ def test_what_one_round_cannot_see_keeps_its_limits(tmp_path: Path, mode: str, b
         [root(on_numa={0: (10, 0)}), group(f"{ROOT}/b", on_numa={0: (10, 0)})],
         free=20, cpus=2,
     )  # fmt: skip
-    cgroups = {path: msgspec.structs.replace(one, id=ids.get(path, 1)) for path, one in of.snapshot.cgroups.items()}
-    whole = msgspec.structs.replace(of.snapshot, cgroups=cgroups)
-    fewer = {path: one for path, one in whole.cgroups.items() if path not in blind}
-    moved_in = msgspec.structs.replace(memory_pod("b", QoSLevel.SHARED), containers=whole.pods[0].containers)
+    cgroups = {path: msgspec.structs.replace(item, id=ids.get(path, 1)) for path, item in of.snapshot.cgroups.items()}
+    complete = msgspec.structs.replace(of.snapshot, cgroups=cgroups)
+    fewer = {path: item for path, item in complete.cgroups.items() if path not in blind}
+    moved_in = msgspec.structs.replace(memory_pod("b", QoSLevel.SHARED), containers=complete.pods[0].containers)
     shots = [
-        whole,
-        msgspec.structs.replace(whole, cgroups=fewer),
-        whole,
-        msgspec.structs.replace(whole, pods=(moved_in,)),
+        complete,
+        msgspec.structs.replace(complete, cgroups=fewer),
+        complete,
+        msgspec.structs.replace(complete, pods=(moved_in,)),
     ]
     sensor: Any = SimpleNamespace(snapshot=lambda seq, *_: msgspec.structs.replace(shots[seq - 1], seq=seq))
     files, originals = KnobWriter(tree.hierarchy), open_originals(tmp_path / "state", "boot")
     config = msgspec.convert({"memory": {"reclaimRoot": ROOT}}, AgentConfig)
-    loop, found = Loop(config=config, sensor=sensor, actuator=Actuator(files, originals, ActMode.ON), sinks=()), []
+    loop, actual = Loop(config=config, sensor=sensor, actuator=Actuator(files, originals, ActMode.ON), sinks=()), []
     for _ in shots:
         loop.run_cycle("tick")
-        found.append(files.read(ROOT, ids[ROOT], Knob.MEMORY_MAX))
+        actual.append(files.read(ROOT, ids[ROOT], Knob.MEMORY_MAX))
     files.close()
     originals.close()
     limit = str(26 << 30)
-    assert found == [limit, limit, limit, "max"]
+    assert actual == [limit, limit, limit, "max"]

@@ -40,12 +40,12 @@ class Sensed(Scripted):
     """Rounds are of now: the manager takes no old snapshot."""
 
     def snapshot(self, seq: int, taken_at_ns: int, wall_time_ns: int) -> Snapshot:
-        found = super().snapshot(seq, taken_at_ns, wall_time_ns)
+        runner = super().snapshot(seq, taken_at_ns, wall_time_ns)
         cgroups = {
             path: msgspec.structs.replace(sample, files_read_at_ns=wall_time_ns)
-            for path, sample in found.cgroups.items()
+            for path, sample in runner.cgroups.items()
         }
-        return msgspec.structs.replace(found, taken_at_ns=taken_at_ns, wall_time_ns=wall_time_ns, cgroups=cgroups)
+        return msgspec.structs.replace(runner, taken_at_ns=taken_at_ns, wall_time_ns=wall_time_ns, cgroups=cgroups)
 
 
 def test_a_round_tells_thresholds_victims_and_what_became_of_them() -> None:
@@ -54,12 +54,12 @@ def test_a_round_tells_thresholds_victims_and_what_became_of_them() -> None:
     first = loop.run_cycle("tick")
     assert first.evictions is not None
     assert [victim.pod for victim in first.evictions.victims] == ["default/batch"]
-    assert (killer.asked, first.kills) == ([("default/batch", None)], ())
+    assert (killer.evictions, first.kills) == ([("default/batch", None)], ())
     source = first.snapshot.sources[-1]
     assert (source.name, source.ok, source.duration_ns > 0) == ("eviction", True, True)
-    killer.gone = [EvictionEvent(pod="default/batch", reason=EvictionEventReason.SUCCEEDED, message="m", at_ns=1)]
+    killer.new_events = [EvictionEvent(pod="default/batch", reason=EvictionEventReason.SUCCEEDED, message="m", at_ns=1)]
     assert [event.reason for event in loop.run_cycle("tick").kills] == [EvictionEventReason.SUCCEEDED]
-    assert killer.asked == [("default/batch", None)]
+    assert killer.evictions == [("default/batch", None)]
 
 
 def test_a_bug_in_the_manager_evicts_nobody_is_a_source_and_loses_no_event(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,9 +68,9 @@ def test_a_bug_in_the_manager_evicts_nobody_is_a_source_and_loses_no_event(caplo
             raise RuntimeError("boom")
 
     killer = Remembering()
-    killer.gone = [EvictionEvent(pod="default/x", reason=EvictionEventReason.FAILED, message="m", at_ns=1)]
+    killer.new_events = [EvictionEvent(pod="default/x", reason=EvictionEventReason.FAILED, message="m", at_ns=1)]
     finished = loop_with(Broken(CONFIG, killer), Sensed(too_large)).run_cycle("tick")
-    assert (finished.evictions, killer.asked) == (None, [])
+    assert (finished.evictions, killer.evictions) == (None, [])
     assert [event.pod for event in finished.kills] == ["default/x"]
     source = finished.snapshot.sources[-1]
     assert (source.name, source.ok, source.error) == ("eviction", False, "RuntimeError: boom")
@@ -84,7 +84,7 @@ def test_without_a_manager_a_round_says_nothing_of_evictions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "plugins", "told", "judges", "kills"),
+    ("act", "plugins", "named", "judges", "kills"),
     [
         (ActMode.ON, (RSS,), False, True, True),
         (ActMode.DRY_RUN, (RSS,), False, True, False),
@@ -95,22 +95,22 @@ def test_without_a_manager_a_round_says_nothing_of_evictions() -> None:
     ],
 )
 def test_who_may_do_what(
-    act: ActMode, plugins: tuple[Any, ...], told: bool, judges: bool, kills: bool, tmp_path: Path
+    act: ActMode, plugins: tuple[Any, ...], named: bool, judges: bool, kills: bool, tmp_path: Path
 ) -> None:
-    made: list[object] = []
+    instances: list[object] = []
 
     class Watched(SignalEvictor):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            made.append(self)
+            instances.append(self)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("agent.eviction.signals.SignalEvictor", Watched)
         config = msgspec.structs.replace(CONFIG, eviction=EvictionConfig(plugins=plugins))
-        found = open_evictor(
-            config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack(), node="n1" if told else "", kubelet=False
+        runner = open_evictor(
+            config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack(), node="n1" if named else "", kubelet=False
         )
-    assert ((found is not None), len(made)) == (judges, int(kills))
+    assert ((runner is not None), len(instances)) == (judges, int(kills))
 
 
 def test_a_size_in_mib_is_said_as_such() -> None:

@@ -382,7 +382,7 @@ def test_a_pod_that_outlives_its_kill_is_reported_once(tmp_path: Path, clock: Cl
     clock.now_ns += 1
     late = list(killer.outcomes())
     assert reasons(late) == [EvictionEventReason.EXCEEDED]
-    assert late[0].message == "processes are left 90 s after the pod was asked to leave within 60 s; reason: r"
+    assert late[0].message == "processes remain 90 s after SIGTERM, grace period 60 s; reason: r"
     clock.now_ns += 90 * S
     assert not killer.outcomes()
     assert killer.terminating == killer.stuck == {"default/p"}

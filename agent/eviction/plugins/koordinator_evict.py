@@ -39,7 +39,7 @@ CPU_NAME, MEMORY_NAME = "koordinator-cpu-evict", "koordinator-memory-evict"
 SATISFACTION, ALLOCATABLE, NODE, MEMORY = "be-satisfaction", "cpu-allocatable", "node-cpu", "node-memory"
 RECLAIM = "reclaim"
 SMALL_CORES = 1.0
-"""Reclaimed pods that may use less than this count as using all of it."""
+"""Cores below which the CPU of reclaimed pods counts as used up."""
 DEFAULT_RELEASE_MARGIN = 0.02
 MAX_SATISFACTION = 0.6
 SAMPLE_S = 1.0
@@ -47,19 +47,19 @@ MIN_WINDOW_RATIO = 1 / 3
 
 
 class ReclaimedCpuSample(msgspec.Struct, frozen=True, array_like=True):
-    """Cores at one instant; None where they are not known."""
+    """Cores at one time; None if not available."""
 
     at_ns: int
     used: float | None
-    """By reclaimed pods."""
+    """Cores that reclaimed pods use."""
     allowed_cores: float | None
-    """By reclaimed pods: their pool, or its quota."""
+    """Cores that reclaimed pods may use: their pool, or its quota."""
     node: float | None
-    """By everybody."""
+    """Cores that the whole node uses."""
 
 
 class KoordinatorCpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples of the window, and what each reclaimed pod used in the latest one."""
+    """The samples of the window, and the cores that each reclaimed pod used in the latest one."""
 
     sample: CpuSample | None = None
     node_busy_ns: int | None = None
@@ -68,72 +68,72 @@ class KoordinatorCpuState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate_koordinator_cpu(
-    situation: EvictionInputs, memory: KoordinatorCpuState, config: KoordinatorCpuConfig
+    inputs: EvictionInputs, state: KoordinatorCpuState, config: KoordinatorCpuConfig
 ) -> tuple[tuple[EvictionFinding, ...], KoordinatorCpuState]:
-    """One finding for each rule."""
-    if is_sample_due(memory.sample, situation, SAMPLE_S):
-        memory = _add_sample(situation, memory, config)
-    left = list(reclaimed_pods(situation.running_pods))
+    """Returns one finding per rule."""
+    if is_sample_due(state.sample, inputs, SAMPLE_S):
+        state = _add_sample(inputs, state, config)
+    left = list(reclaimed_pods(inputs.running_pods))
     if not left:
-        return (not_met_finding(CPU_NAME, "no_reclaimed_pods", "There are no reclaimed pods."),), memory
+        return (not_met_finding(CPU_NAME, "no_reclaimed_pods", "There are no reclaimed pods."),), state
     findings = []
     for rule in (_evaluate_satisfaction, _evaluate_allocatable, _evaluate_node_cpu):
-        finding = rule(situation, memory, left, config)
+        finding = rule(inputs, state, left, config)
         chosen = {candidate.pod.key for candidate in finding.candidates}
         left = [pod for pod in left if pod.key not in chosen]
         findings.append(finding)
-    return tuple(findings), memory
+    return tuple(findings), state
 
 
 def _add_sample(
-    situation: EvictionInputs, memory: KoordinatorCpuState, config: KoordinatorCpuConfig
+    inputs: EvictionInputs, state: KoordinatorCpuState, config: KoordinatorCpuConfig
 ) -> KoordinatorCpuState:
-    after, before = read_cpu_counters(situation), memory.sample
-    times = situation.snapshot.node.cpu
+    after, before = read_cpu_counters(inputs), state.sample
+    times = inputs.snapshot.node.cpu
     busy_ns = None if times is None else times.busy_ns
-    grown, elapsed = delta(memory.node_busy_ns, busy_ns), after.at_ns - before.at_ns if before is not None else 0
-    pods = reclaimed_pods(situation.running_pods)
+    grown, elapsed = delta(state.node_busy_ns, busy_ns), after.at_ns - before.at_ns if before is not None else 0
+    pods = reclaimed_pods(inputs.running_pods)
     uses = {pod.key: use.total for pod in pods if (use := pod_cpu_use(pod, before, after)) is not None}
-    window = tuple(each for each in memory.window if 0 < after.at_ns - each.at_ns < config.window_s * NS_PER_S)
+    window = tuple(each for each in state.window if 0 < after.at_ns - each.at_ns < config.window_s * NS_PER_S)
     if elapsed > 0:
         total = sum(uses.values()) if uses and len(uses) == len(pods) else None
         node = None if grown is None else grown / elapsed
-        window = (*window, ReclaimedCpuSample(after.at_ns, total, _allowed_cores(situation), node))
+        window = (*window, ReclaimedCpuSample(after.at_ns, total, _allowed_cores(inputs), node))
     return KoordinatorCpuState(sample=after, node_busy_ns=busy_ns, window=window, pods=uses)
 
 
-def _allowed_cores(situation: EvictionInputs) -> float | None:
-    """By what one policy says of all of them together, or of each NUMA node the CPUs there within their quota, if any."""
-    cpus = situation.pools.get(RECLAIM)
+def _allowed_cores(inputs: EvictionInputs) -> float | None:
+    """Returns the cores of the latency policy, or the sum over NUMA nodes of the reclaim pool's CPUs within their quota."""
+    cpus = inputs.pools.get(RECLAIM)
     if cpus is None:
         return None
-    if situation.reclaimable_cores is not None:
-        return min(float(len(cpus)), situation.reclaimable_cores)
-    sizes = situation.advice.sizes if situation.advice is not None else ()
+    if inputs.reclaimable_cores is not None:
+        return min(float(len(cpus)), inputs.reclaimable_cores)
+    sizes = inputs.advice.sizes if inputs.advice is not None else ()
     quotas = {
         each.numa: inf if each.quota_cores is None else each.quota_cores for each in sizes if each.pool == RECLAIM
     }
-    nodes = {cpu.id: cpu.numa for cpu in situation.snapshot.topology.cpus}
-    # What is sized for no NUMA node in particular is on those that have no size of their own.
-    placed = Counter(numa if (numa := nodes.get(cpu, NOT_NUMA_BOUND)) in quotas else NOT_NUMA_BOUND for cpu in cpus)
-    return sum(min(float(count), quotas.get(numa, inf)) for numa, count in placed.items())
+    nodes = {cpu.id: cpu.numa for cpu in inputs.snapshot.topology.cpus}
+    # A size for no NUMA node in particular applies to the nodes without a size of their own.
+    unsized = Counter(numa if (numa := nodes.get(cpu, NOT_NUMA_BOUND)) in quotas else NOT_NUMA_BOUND for cpu in cpus)
+    return sum(min(float(count), quotas.get(numa, inf)) for numa, count in unsized.items())
 
 
-def _has_enough_samples(known: Sequence[ReclaimedCpuSample], memory: KoordinatorCpuState, window_s: float) -> bool:
-    """Whether the latest sample is among them, and the first is a third of the window older."""
-    if not known or known[-1] is not memory.window[-1]:
+def _has_enough_samples(samples: Sequence[ReclaimedCpuSample], state: KoordinatorCpuState, window_s: float) -> bool:
+    """Returns whether the window holds the latest sample and one that is at least a third of the window older."""
+    if not samples or samples[-1] is not state.window[-1]:
         return False
-    return known[-1].at_ns - known[0].at_ns >= window_s * NS_PER_S * MIN_WINDOW_RATIO
+    return samples[-1].at_ns - samples[0].at_ns >= window_s * NS_PER_S * MIN_WINDOW_RATIO
 
 
 def _evaluate_satisfaction(
-    situation: EvictionInputs, memory: KoordinatorCpuState, pods: Sequence[Pod], config: KoordinatorCpuConfig
+    inputs: EvictionInputs, state: KoordinatorCpuState, pods: Sequence[Pod], config: KoordinatorCpuConfig
 ) -> EvictionFinding:
-    known = [each for each in memory.window if each.used is not None and each.allowed_cores is not None]
+    samples = [each for each in state.window if each.used is not None and each.allowed_cores is not None]
     request = sum(requested_reclaimed_cores(pod) for pod in pods)
-    if not _has_enough_samples(known, memory, config.window_s) or request <= 0:
+    if not _has_enough_samples(samples, state, config.window_s) or request <= 0:
         return missing_input_finding(CPU_NAME, "CPU that reclaimed pods use, may use and requested", SATISFACTION)
-    pairs = [(each.used or 0.0, each.allowed_cores or 0.0) for each in known]
+    pairs = [(each.used or 0.0, each.allowed_cores or 0.0) for each in samples]
     views = [(mean([use for use, _ in pairs]), mean([may for _, may in pairs])), pairs[-1]]
     busy = all(may < SMALL_CORES or use / may >= config.usage_ratio for use, may in views)
     observed = max(may / request for _, may in views)
@@ -146,85 +146,90 @@ def _evaluate_satisfaction(
     victims: tuple[EvictionCandidate, ...] = ()
     if met:
         ranked = sorted(
-            _evictable_pods(situation, pods), key=lambda pod: (pod.priority, -_request_use_ratio(memory, pod), pod.key)
+            _evictable_pods(inputs, pods), key=lambda pod: (pod.priority, -_request_use_ratio(state, pod), pod.key)
         )
         release = request * (config.satisfaction_upper - observed)
         victims = _release_until(release, ranked, requested_reclaimed_cores, config.grace_s)
     return _finding(CPU_NAME, SATISFACTION, _ThresholdNumbers(lower, observed, met, below=True), text, victims, config)
 
 
-def _evictable_pods(situation: EvictionInputs, pods: Sequence[Pod]) -> list[Pod]:
-    """Without those who cannot be made to leave: nothing is released by them."""
-    return [pod for pod in pods if pod.key not in situation.stuck]
+def _evictable_pods(inputs: EvictionInputs, pods: Sequence[Pod]) -> list[Pod]:
+    """Returns the candidates without stuck pods, which release nothing."""
+    return [pod for pod in pods if pod.key not in inputs.stuck]
 
 
-def _request_use_ratio(memory: KoordinatorCpuState, pod: Pod) -> float:
-    """Which part of its request a pod uses."""
-    asked = requested_reclaimed_cores(pod)
-    return memory.pods.get(pod.key, 0.0) / asked if asked > 0 else 0.0
+def _request_use_ratio(state: KoordinatorCpuState, pod: Pod) -> float:
+    """Returns the fraction of its request that a pod uses."""
+    request = requested_reclaimed_cores(pod)
+    return state.pods.get(pod.key, 0.0) / request if request > 0 else 0.0
 
 
 def _evaluate_allocatable(
-    situation: EvictionInputs, _: KoordinatorCpuState, pods: Sequence[Pod], config: KoordinatorCpuConfig
+    inputs: EvictionInputs, _: KoordinatorCpuState, pods: Sequence[Pod], config: KoordinatorCpuConfig
 ) -> EvictionFinding:
-    threshold, headroom = config.allocatable_threshold, situation.headroom
+    threshold, headroom = config.allocatable_threshold, inputs.headroom
     if threshold is None:
         return not_met_finding(
-            CPU_NAME, "not_configured", "Requests over what is promised are not judged.", ALLOCATABLE
+            CPU_NAME,
+            "not_configured",
+            "Requests above the headroom are not evaluated: the setting is off.",
+            ALLOCATABLE,
         )
     if headroom is None or headroom.cores is None:
-        return missing_input_finding(CPU_NAME, "what is promised to reclaimed pods", ALLOCATABLE)
+        return missing_input_finding(CPU_NAME, "The headroom of reclaimed pods", ALLOCATABLE)
     if headroom.cores <= 0:
-        text = "Nothing is promised to reclaimed pods, and that alone evicts nobody."
+        text = "The headroom of reclaimed pods is 0, and that alone evicts no pod."
         return not_met_finding(CPU_NAME, "nothing_promised", text, ALLOCATABLE)
     request, bound = sum(requested_reclaimed_cores(pod) for pod in pods), threshold * headroom.cores
-    text = f"Reclaimed pods requested {request:.2f} cores; {headroom.cores:.2f} are promised, the threshold is {bound:.2f}."
+    text = f"Reclaimed pods requested {request:.2f} cores; the headroom is {headroom.cores:.2f}, the threshold is {bound:.2f}."
     ranked = sorted(
-        _evictable_pods(situation, pods), key=lambda pod: (pod.priority, -requested_reclaimed_cores(pod), pod.key)
+        _evictable_pods(inputs, pods), key=lambda pod: (pod.priority, -requested_reclaimed_cores(pod), pod.key)
     )
     victims = _release_until(request - bound, ranked, requested_reclaimed_cores, config.grace_s)
     return _finding(CPU_NAME, ALLOCATABLE, _ThresholdNumbers(bound, request, request > bound), text, victims, config)
 
 
 def _evaluate_node_cpu(
-    situation: EvictionInputs, memory: KoordinatorCpuState, pods: Sequence[Pod], config: KoordinatorCpuConfig
+    inputs: EvictionInputs, state: KoordinatorCpuState, pods: Sequence[Pod], config: KoordinatorCpuConfig
 ) -> EvictionFinding:
-    threshold, capacity = config.node_threshold, len(situation.snapshot.topology.cpus)
+    threshold, capacity = config.node_threshold, len(inputs.snapshot.topology.cpus)
     if threshold is None:
-        return not_met_finding(CPU_NAME, "not_configured", "CPU use of the node is not judged.", NODE)
-    known = [each for each in memory.window if each.node is not None]
-    if not _has_enough_samples(known, memory, config.window_s) or not capacity:
+        return not_met_finding(
+            CPU_NAME, "not_configured", "CPU use of the node is not evaluated: the setting is off.", NODE
+        )
+    samples = [each for each in state.window if each.node is not None]
+    if not _has_enough_samples(samples, state, config.window_s) or not capacity:
         return missing_input_finding(CPU_NAME, "CPU use of the node", NODE)
-    # Who is on the way out uses CPU still; the latest sample has that, and so the next round waits for the cool-down.
-    observed = min(mean([each.node or 0.0 for each in known]), known[-1].node or 0.0) / capacity
+    # A terminating pod still uses CPU, which the latest sample includes, so the next victim waits for the cool-down.
+    observed = min(mean([each.node or 0.0 for each in samples]), samples[-1].node or 0.0) / capacity
     lower = threshold - DEFAULT_RELEASE_MARGIN if config.node_lower is None else config.node_lower
     text = f"The node uses {observed:.1%} of its CPU; the threshold is {threshold:.0%}."
     met = observed >= threshold
     ranked = sorted(
-        _evictable_pods(situation, pods), key=lambda pod: (pod.priority, -memory.pods.get(pod.key, 0.0), pod.key)
+        _evictable_pods(inputs, pods), key=lambda pod: (pod.priority, -state.pods.get(pod.key, 0.0), pod.key)
     )
     release = capacity * (observed - lower) if met else 0.0
-    victims = _release_until(release, ranked, lambda pod: memory.pods.get(pod.key), config.grace_s)
+    victims = _release_until(release, ranked, lambda pod: state.pods.get(pod.key), config.grace_s)
     return _finding(CPU_NAME, NODE, _ThresholdNumbers(threshold, observed, met), text, victims, config)
 
 
-def evaluate_koordinator_memory(
-    situation: EvictionInputs, config: KoordinatorMemoryConfig
-) -> tuple[EvictionFinding, ...]:
-    """Memory in use over the node's; what is on its way out counts as free."""
-    meminfo = situation.snapshot.node.meminfo
+def evaluate_koordinator_memory(inputs: EvictionInputs, config: KoordinatorMemoryConfig) -> tuple[EvictionFinding, ...]:
+    """Evaluates memory in use against the node's memory; memory of terminating pods counts as free."""
+    meminfo = inputs.snapshot.node.meminfo
     total, available = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
-    going = [unreclaimable_bytes(situation, pod) for pod in situation.terminating_pods]
+    going = [unreclaimable_bytes(inputs, pod) for pod in inputs.terminating_pods]
     freed = [size for size in going if size is not None]
     if not total or available is None or len(freed) < len(going):
-        return (missing_input_finding(MEMORY_NAME, "memory in use, or what pods on their way out hold of it,", MEMORY),)
+        return (
+            missing_input_finding(MEMORY_NAME, "memory in use, or the part of it that terminating pods hold,", MEMORY),
+        )
     in_use = total - available - sum(freed)
     observed, threshold = in_use / total, config.threshold
     lower = threshold - DEFAULT_RELEASE_MARGIN if config.lower is None else config.lower
-    pods = [pod for pod in situation.running_pods if pod.qos is QoSLevel.RECLAIMED or not config.reclaimed_only]
-    sizes = {pod.key: unreclaimable_bytes(situation, pod) for pod in pods}
+    pods = [pod for pod in inputs.running_pods if pod.qos is QoSLevel.RECLAIMED or not config.reclaimed_only]
+    sizes = {pod.key: unreclaimable_bytes(inputs, pod) for pod in pods}
     ranked = sorted(
-        _evictable_pods(situation, pods),
+        _evictable_pods(inputs, pods),
         key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key),
     )
     met = observed >= threshold
@@ -237,7 +242,7 @@ def evaluate_koordinator_memory(
 def _release_until(
     release: float, ranked: Sequence[Pod], amount: Callable[[Pod], float | None], grace_s: float | None
 ) -> tuple[EvictionCandidate, ...]:
-    """The first pods that free so much together; one of which the amount is not known, or nothing, frees nothing."""
+    """Returns the first pods that together release the amount; a pod without a known amount releases nothing."""
     chosen = []
     for pod in ranked:
         if release <= 0:

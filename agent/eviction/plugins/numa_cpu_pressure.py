@@ -41,9 +41,9 @@ USAGE_WEIGHT, USAGE_DISTANCE, MIN_USAGE_GAP_RATIO = 0.6, 0.3, 0.4
 
 
 def usage_score(use: float, gap: float) -> int:
-    """60 for a pod that uses just what is too much, falling to 0 at 0.3 beside it; -1000 for one that frees next to nothing.
+    """Returns Katalyst's score: 60 for a pod that uses exactly the excess, 0 at a difference of 0.3, -1000 for tiny pods.
 
-    Both are parts of the NUMA node: `use` the pod's, `gap` what the node uses above its threshold.
+    `use` of the pod and the excess `gap` of the node above its threshold are fractions of the NUMA node.
     """
     if use <= MIN_USAGE_GAP_RATIO * gap:
         return round(EXCLUDED_SCORE)
@@ -54,7 +54,7 @@ def usage_score(use: float, gap: float) -> int:
 
 
 def _round_half_away(value: float) -> int:
-    """Half away from zero."""
+    """Rounds half away from zero, as Go does."""
     return floor(value + 0.5) if value >= 0 else -floor(-value + 0.5)
 
 
@@ -72,12 +72,12 @@ THRESHOLDS: Mapping[str, tuple[float, float]] = {
     "AMD_K19Zen3": (0.55, 0.55),
     "AMD_K17Zen2": (0.51, 0.6),
 }
-"""Katalyst's, by code name: of a physical machine and of a virtual one."""
+"""Katalyst's thresholds by CPU code name: of a physical machine and of a virtual one."""
 DEFAULT_THRESHOLD = 0.6
 
 
 class NumaCpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """The last samples: parts of the NUMA node."""
+    """The latest samples, as fractions of the NUMA node."""
 
     sample: CpuSample | None = None
     numa: Mapping[int, SampleWindow] = {}
@@ -85,46 +85,46 @@ class NumaCpuState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate_numa_cpu(
-    situation: EvictionInputs, memory: NumaCpuState, config: NumaCpuConfig
+    inputs: EvictionInputs, state: NumaCpuState, config: NumaCpuConfig
 ) -> tuple[tuple[EvictionFinding, ...], NumaCpuState]:
-    """One finding, of the worst NUMA node."""
+    """Returns one finding, of the worst NUMA node."""
     pods = {
-        node: [pod for pod in situation.running_pods if pod.qos is QoSLevel.SHARED and pod.bound_numa == (node,)]
-        for node in situation.snapshot.topology.numa_nodes
+        node: [pod for pod in inputs.running_pods if pod.qos is QoSLevel.SHARED and pod.bound_numa == (node,)]
+        for node in inputs.snapshot.topology.numa_nodes
     }
     if not any(pods.values()):
         return (
             not_met_finding(NAME, "no_bound_pods", "No shared pod is bound to a NUMA node.", SCOPE),
         ), NumaCpuState()
-    if is_sample_due(memory.sample, situation, config.sample_s):
-        memory = _add_samples(situation, memory, pods, config)
-    age_s = situation.stale_s + config.sample_s
-    memory = msgspec.structs.replace(
-        memory,
-        numa=recent_windows(memory.numa, situation.now_ns, age_s),
-        pods=recent_windows(memory.pods, situation.now_ns, age_s),
+    if is_sample_due(state.sample, inputs, config.sample_s):
+        state = _add_samples(inputs, state, pods, config)
+    age_s = inputs.stale_s + config.sample_s
+    state = msgspec.structs.replace(
+        state,
+        numa=recent_windows(state.numa, inputs.now_ns, age_s),
+        pods=recent_windows(state.pods, inputs.now_ns, age_s),
     )
-    if not memory.numa:
-        return (missing_input_finding(NAME, "CPU use of the pods that are bound to NUMA nodes", SCOPE),), memory
-    return (_finding(situation, memory, pods, config),), memory
+    if not state.numa:
+        return (missing_input_finding(NAME, "CPU use of the pods that are bound to NUMA nodes", SCOPE),), state
+    return (_finding(inputs, state, pods, config),), state
 
 
 def _add_samples(
-    situation: EvictionInputs, memory: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
+    inputs: EvictionInputs, state: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
 ) -> NumaCpuState:
-    after = read_cpu_counters(situation)
-    sizes = {node: sum(cpu.numa == node for cpu in situation.snapshot.topology.cpus) for node in pods}
-    numa, rings = dict(memory.numa), {}
+    after = read_cpu_counters(inputs)
+    sizes = {node: sum(cpu.numa == node for cpu in inputs.snapshot.topology.cpus) for node in pods}
+    numa, rings = dict(state.numa), {}
     for node, group in pods.items():
         parts = {
             pod.key: use.total / sizes[node]
             for pod in group
-            if (use := pod_cpu_use(pod, memory.sample, after)) is not None
+            if (use := pod_cpu_use(pod, state.sample, after)) is not None
         }
-        if parts or (not group and memory.sample is not None):
-            numa[node] = append_sample(memory.numa.get(node), sum(parts.values()), config.ring_size, after.at_ns)
+        if parts or (not group and state.sample is not None):
+            numa[node] = append_sample(state.numa.get(node), sum(parts.values()), config.ring_size, after.at_ns)
         for pod in group:
-            before = memory.pods.get(pod.key)
+            before = state.pods.get(pod.key)
             if pod.key in parts:
                 rings[pod.key] = append_sample(before, parts[pod.key], config.ring_size, after.at_ns)
             elif before is not None:
@@ -133,7 +133,7 @@ def _add_samples(
 
 
 def usage_threshold(machine: Machine, config: NumaCpuConfig) -> float:
-    """Use over size of a NUMA node that such CPUs bear, before it is expanded."""
+    """Returns the threshold of this CPU model, use over size of a NUMA node, before the expansion factor."""
     if config.usage_threshold is not None:
         return config.usage_threshold
     physical, virtual = THRESHOLDS.get(machine.codename, (DEFAULT_THRESHOLD, DEFAULT_THRESHOLD))
@@ -141,15 +141,15 @@ def usage_threshold(machine: Machine, config: NumaCpuConfig) -> float:
 
 
 def _finding(
-    situation: EvictionInputs, memory: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
+    inputs: EvictionInputs, state: NumaCpuState, pods: Mapping[int, list[Pod]], config: NumaCpuConfig
 ) -> EvictionFinding:
-    base = usage_threshold(situation.snapshot.node.machine, config)
+    base = usage_threshold(inputs.snapshot.node.machine, config)
     bound = base * config.expand_factor
-    parts = {node: ratio_above(ring, bound, config.ring_size) for node, ring in memory.numa.items()}
+    parts = {node: ratio_above(ring, bound, config.ring_size) for node, ring in state.numa.items()}
     over = [node for node, part in parts.items() if part >= config.threshold_met_percentage]
-    worst = max(parts, key=lambda node: (parts[node], mean(memory.numa[node].values), -node))
-    average = mean(memory.numa[worst].values)
-    candidates = _rank_candidates(memory, pods[worst], average - base, config) if over else ()
+    worst = max(parts, key=lambda node: (parts[node], mean(state.numa[node].values), -node))
+    average = mean(state.numa[worst].values)
+    candidates = _rank_candidates(state, pods[worst], average - base, config) if over else ()
     met = ThresholdMet.HARD if over and candidates else ThresholdMet.NOT_MET
     text = (
         f"Shared pods of NUMA node {worst} use {average:.2f} of it; above {bound:.3f} in {parts[worst]:.0%} of the last "
@@ -160,17 +160,17 @@ def _finding(
         condition=CONDITION if len(over) == len(parts) else "", text=text,
         inputs={"numa": worst, "use": round(average, 4), "bound": round(bound, 4), "overloaded": len(over)},
     )  # fmt: skip
-    # The samples before a victim left say nothing of the node without it.
+    # Samples from before an eviction do not apply to the node without the victim.
     cool_down_s = config.ring_size * config.sample_s
     return EvictionFinding(threshold=threshold, candidates=candidates, kind="cpu", waits=True, cool_down_s=cool_down_s)
 
 
 def _rank_candidates(
-    memory: NumaCpuState, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
+    state: NumaCpuState, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
 ) -> tuple[EvictionCandidate, ...]:
     scored = []
     for pod in pods:
-        ring = memory.pods.get(pod.key)
+        ring = state.pods.get(pod.key)
         if ring is None:
             continue
         scored.append((-usage_score(mean(ring.values), gap), pod.key, pod))

@@ -33,26 +33,26 @@ MEMORY = "resource.katalyst.kubewharf.io/reclaimed_memory"
 RequestAmount = Callable[[Pod], float]
 
 
-def evaluate_reclaimed(situation: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
-    """One finding for CPU and one for memory."""
-    pods, headroom = reclaimed_pods(situation.running_pods), situation.headroom
+def evaluate_reclaimed(inputs: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
+    """Returns one finding for CPU and one for memory."""
+    pods, headroom = reclaimed_pods(inputs.running_pods), inputs.headroom
     if not pods:
         return (not_met_finding(NAME, "no_reclaimed_pods", "There are no reclaimed pods."),)
     if headroom is None:
-        return (missing_input_finding(NAME, "what is promised to reclaimed pods"),)
+        return (missing_input_finding(NAME, "The headroom of reclaimed pods"),)
     return (
         _evaluate_resource(NAME, CPU, CPU, pods, headroom.cores, config),
         _evaluate_resource(NAME, MEMORY, MEMORY, pods, headroom.memory_bytes, config),
     )
 
 
-def evaluate_reclaimed_numa(situation: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
-    """The same for the reclaimed pods that are bound to a NUMA node, and what is promised there."""
-    pods, headroom = [pod for pod in reclaimed_pods(situation.running_pods) if pod.bound_numa], situation.headroom
+def evaluate_reclaimed_numa(inputs: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
+    """Returns the findings of the reclaimed pods that are bound to a NUMA node, against the headroom there."""
+    pods, headroom = [pod for pod in reclaimed_pods(inputs.running_pods) if pod.bound_numa], inputs.headroom
     if not pods:
         return (not_met_finding(NUMA_NAME, "no_bound_pods", "No reclaimed pod is bound to a NUMA node."),)
     if headroom is None:
-        return (missing_input_finding(NUMA_NAME, "what is promised to reclaimed pods by NUMA node"),)
+        return (missing_input_finding(NUMA_NAME, "The headroom of reclaimed pods by NUMA node"),)
     findings = []
     for node in sorted({node for pod in pods for node in pod.bound_numa}):
         here = [pod for pod in pods if node in pod.bound_numa]
@@ -63,13 +63,13 @@ def evaluate_reclaimed_numa(situation: EvictionInputs, config: ReclaimedPressure
 
 
 def _evaluate_resource(
-    plugin: str, scope: str, resource: str, pods: Sequence[Pod], promised: float | None, config: ReclaimedPressureConfig
+    plugin: str, scope: str, resource: str, pods: Sequence[Pod], headroom: float | None, config: ReclaimedPressureConfig
 ) -> EvictionFinding:
-    if promised is None:
-        return missing_input_finding(plugin, "what is promised to reclaimed pods", scope)
+    if headroom is None:
+        return missing_input_finding(plugin, "The headroom of reclaimed pods", scope)
     cpu = resource == CPU
     request = _requested_millicores if cpu else requested_reclaimed_memory
-    total = promised * 1000 if cpu else promised
+    total = headroom * 1000 if cpu else headroom
     hard, soft = (
         (config.cpu_threshold, config.cpu_soft_threshold)
         if cpu
@@ -79,18 +79,20 @@ def _evaluate_resource(
     used = sum(shares.values())
     shown = (f"{used:.0f}m", f"{total:.0f}m") if cpu else (format_bytes(used), format_bytes(total))
     if total <= 0:
-        text = f"Reclaimed pods requested {shown[0]}; nothing is promised, and that alone evicts nobody."
+        text = f"Reclaimed pods requested {shown[0]}; the headroom is 0, and that alone evicts no pod."
         return not_met_finding(plugin, "nothing_promised", text, scope)
     met = (
         ThresholdMet.HARD if used > hard * total else ThresholdMet.SOFT if used > soft * total else ThresholdMet.NOT_MET
     )
     factor = soft if met is ThresholdMet.SOFT else hard
     ranked = sorted((pod for pod in pods if shares[pod.key] > 0), key=lambda pod: (-shares[pod.key], pod.key))
-    text = f"Reclaimed pods requested {shown[0]}; {shown[1]} are promised, and {factor:g} times that is the threshold."
+    text = (
+        f"Reclaimed pods requested {shown[0]}; the headroom is {shown[1]}, and {factor:g} times that is the threshold."
+    )
     if met is not ThresholdMet.HARD:
         ranked = [pod for pod in ranked if met is ThresholdMet.SOFT and wants_soft_eviction_notice(pod)]
     if met is ThresholdMet.SOFT:
-        text += f" {len(ranked)} of {len(pods)} pods ask to be told."
+        text += f" {len(ranked)} of {len(pods)} pods request notices."
     return EvictionFinding(
         threshold=make_threshold(
             plugin,
@@ -112,5 +114,5 @@ def _requested_millicores(pod: Pod) -> float:
 
 
 def _numa_share(pod: Pod, request: RequestAmount, scope: str) -> float:
-    """What a pod asks of one NUMA node: one that is bound to several asks the same of each."""
+    """Returns a pod's request on one NUMA node; a pod on several nodes requests the same of each."""
     return request(pod) / len(pod.bound_numa) if scope.startswith("zone") else request(pod)

@@ -26,13 +26,13 @@ OVERUSE_NAME = "rootfs-overuse-eviction-plugin"
 SCOPE = CONDITION = "SystemRootfs"
 OVERUSE_SCOPE = "rootfs"
 MIN_OVERUSE_BYTES = 20 * (1 << 30)
-"""Whatever is configured, a pod may write so much,"""
+"""Minimum of the configured bound in bytes: pods may always use this much."""
 MIN_OVERUSE_RATIO = 0.1
-"""or this part of the file system."""
+"""The same as a fraction of the file system."""
 
 
 class _RootfsResource(NamedTuple):
-    """Bytes or inodes: what is left, out of what, and what pods use."""
+    """Free and total bytes or inodes of the file system, and the use of pods."""
 
     what: str
     free: int
@@ -43,9 +43,9 @@ class _RootfsResource(NamedTuple):
     use: Callable[[RootfsUse], int]
 
 
-def evaluate_rootfs_pressure(situation: EvictionInputs, config: RootfsPressureConfig) -> tuple[EvictionFinding, ...]:
-    """One finding for bytes and one for inodes."""
-    room = _filesystem(situation, config.mount)
+def evaluate_rootfs_pressure(inputs: EvictionInputs, config: RootfsPressureConfig) -> tuple[EvictionFinding, ...]:
+    """Returns one finding for bytes and one for inodes."""
+    room = _filesystem(inputs, config.mount)
     if room is None:
         return (missing_input_finding(PRESSURE_NAME, f"room on {config.mount}", SCOPE),)
     if room.size_bytes < config.minimum_capacity_bytes:
@@ -61,16 +61,14 @@ def evaluate_rootfs_pressure(situation: EvictionInputs, config: RootfsPressureCo
             config.reclaimed_priority_inodes, lambda use: use.inodes,
         ),
     )  # fmt: skip
-    return tuple(_evaluate_pressure(situation, kind, config) for kind in kinds)
+    return tuple(_evaluate_pressure(inputs, kind, config) for kind in kinds)
 
 
-def _filesystem(situation: EvictionInputs, mount: str) -> Filesystem | None:
-    return situation.snapshot.node.filesystems.get(mount) if situation.node_files_fresh else None
+def _filesystem(inputs: EvictionInputs, mount: str) -> Filesystem | None:
+    return inputs.snapshot.node.filesystems.get(mount) if inputs.node_files_fresh else None
 
 
-def _evaluate_pressure(
-    situation: EvictionInputs, kind: _RootfsResource, config: RootfsPressureConfig
-) -> EvictionFinding:
+def _evaluate_pressure(inputs: EvictionInputs, kind: _RootfsResource, config: RootfsPressureConfig) -> EvictionFinding:
     least = kind.least.of(kind.capacity)
     if least is None:
         return not_met_finding(
@@ -78,9 +76,7 @@ def _evaluate_pressure(
         )
     if not 0 < kind.capacity >= kind.free:
         return missing_input_finding(PRESSURE_NAME, f"free {kind.what} of {config.mount}", SCOPE, kind.what)
-    going = sum(
-        kind.use(situation.rootfs[pod.key]) for pod in situation.terminating_pods if pod.key in situation.rootfs
-    )
+    going = sum(kind.use(inputs.rootfs[pod.key]) for pod in inputs.terminating_pods if pod.key in inputs.rootfs)
     free = kind.free + going
     met = ThresholdMet.HARD if free < least else ThresholdMet.NOT_MET
     text = (
@@ -91,18 +87,18 @@ def _evaluate_pressure(
         inputs={"mount": config.mount, "kind": kind.what, "free": kind.free, "capacity": kind.capacity},
     )  # fmt: skip
     return EvictionFinding(
-        threshold=threshold, candidates=_rank_users(situation, kind, config) if met is ThresholdMet.HARD else ()
+        threshold=threshold, candidates=_rank_users(inputs, kind, config) if met is ThresholdMet.HARD else ()
     )
 
 
 def _rank_users(
-    situation: EvictionInputs, kind: _RootfsResource, config: RootfsPressureConfig
+    inputs: EvictionInputs, kind: _RootfsResource, config: RootfsPressureConfig
 ) -> tuple[EvictionCandidate, ...]:
-    """Reclaimed pods that use a lot first, then who uses most; who uses little stays."""
+    """Returns reclaimed pods above the minimum first, then the pods with the highest use, without pods below it."""
     least, first = kind.pod_least.of(kind.capacity), kind.first.of(kind.capacity)
     ranked = []
-    for pod in situation.running_pods:
-        use = situation.rootfs.get(pod.key)
+    for pod in inputs.running_pods:
+        use = inputs.rootfs.get(pod.key)
         if use is None:
             continue
         amount = kind.use(use)
@@ -114,9 +110,9 @@ def _rank_users(
     )
 
 
-def evaluate_rootfs_overuse(situation: EvictionInputs, config: RootfsOveruseConfig) -> tuple[EvictionFinding, ...]:
-    """The pods that write most, of those that write more than their level may."""
-    room = _filesystem(situation, config.mount)
+def evaluate_rootfs_overuse(inputs: EvictionInputs, config: RootfsOveruseConfig) -> tuple[EvictionFinding, ...]:
+    """Returns the pods with the highest use among those that exceed the bound of their QoS level."""
+    room = _filesystem(inputs, config.mount)
     if room is None or room.size_bytes < 1:
         return (missing_input_finding(OVERUSE_NAME, f"room on {config.mount}", OVERUSE_SCOPE),)
     bounds = {
@@ -124,8 +120,8 @@ def evaluate_rootfs_overuse(situation: EvictionInputs, config: RootfsOveruseConf
         QoSLevel.RECLAIMED: _overuse_bound(config.reclaimed, room.size_bytes),
     }
     over = []
-    for pod in situation.running_pods:
-        bound, use = bounds.get(pod.qos), situation.rootfs.get(pod.key)
+    for pod in inputs.running_pods:
+        bound, use = bounds.get(pod.qos), inputs.rootfs.get(pod.key)
         if pod.qos not in config.levels or bound is None or use is None:
             continue
         if pod.qos is QoSLevel.SHARED and pod.namespace not in config.shared_namespaces:
@@ -136,9 +132,7 @@ def evaluate_rootfs_overuse(situation: EvictionInputs, config: RootfsOveruseConf
             over.append((-use.used_bytes, pod.key, bound, candidate))
     if not over:
         return (
-            not_met_finding(
-                OVERUSE_NAME, "no_over_user", "No pod writes more than it may, as far as is known.", OVERUSE_SCOPE
-            ),
+            not_met_finding(OVERUSE_NAME, "no_over_user", "No pod exceeds the bound of its QoS level.", OVERUSE_SCOPE),
         )
     over.sort(key=lambda each: each[:2])
     threshold = make_threshold(

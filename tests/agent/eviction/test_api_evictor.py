@@ -44,7 +44,7 @@ def status(code: int, message: str, cause: str = "", reason: str = "", **headers
     return web.json_response(body, status=code, headers=headers)
 
 
-GONE = b'{"kind":"Status","reason":"NotFound","code":404,"message":"m","details":{"name":"batch","kind":"pods"}}'
+NOT_FOUND = b'{"kind":"Status","reason":"NotFound","code":404,"message":"m","details":{"name":"batch","kind":"pods"}}'
 BUDGET = ("Cannot evict pod as it would violate the pod's disruption budget.", "DisruptionBudget", "TooManyRequests")
 
 
@@ -54,7 +54,7 @@ class Server:
     def __init__(self, uid: str = "u-1") -> None:
         self.metadata: dict[str, Any] | None = {"name": "batch", "namespace": "shop", "uid": uid}
         self.next: list[web.Response | str] = []
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.looks = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -64,10 +64,10 @@ class Server:
                 return status(404, "not found", reason="NotFound")
             return web.json_response({"metadata": self.metadata})
         body = await request.json()
-        self.asked.append((f"{request.method} {request.path}", body))
-        said = self.next.pop(0) if self.next else "done"
-        if isinstance(said, web.Response):
-            return said
+        self.requests.append((f"{request.method} {request.path}", body))
+        reply = self.next.pop(0) if self.next else "done"
+        if isinstance(reply, web.Response):
+            return reply
         options = body.get("deleteOptions", body) if isinstance(body, dict) else {}
         if self.metadata is None:
             return status(404, "not found", reason="NotFound")
@@ -77,13 +77,13 @@ class Server:
             "deletionTimestamp": "2026-01-01T00:00:00Z",
             "deletionGracePeriodSeconds": options.get("gracePeriodSeconds", 30),
         }
-        if said == "lost" and request.transport is not None:
+        if reply == "lost" and request.transport is not None:
             request.transport.close()
         return web.json_response({"kind": "Status"}, status=201)
 
     def graces(self) -> list[Any]:
         """Of the requests so far."""
-        return [body.get("deleteOptions", body).get("gracePeriodSeconds") for _, body in self.asked]
+        return [body.get("deleteOptions", body).get("gracePeriodSeconds") for _, body in self.requests]
 
 
 class Watched:
@@ -91,7 +91,7 @@ class Watched:
 
     def __init__(self, killer: ApiEvictor) -> None:
         self.killer, self.messages = killer, list[str]()
-        self.told: list[EvictionEventReason] = []
+        self.reasons: list[EvictionEventReason] = []
 
     async def until(self, what: str, check: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 20
@@ -103,7 +103,7 @@ class Watched:
 
     def hear(self) -> None:
         for event in self.killer.outcomes():
-            self.told.append(event.reason)
+            self.reasons.append(event.reason)
             self.messages.append(event.message)
 
 
@@ -142,17 +142,17 @@ async def test_a_pod_is_asked_once_by_its_uid_and_watched_until_it_is_gone(
     form: str, grace_s: float | None, sent: int | None
 ) -> None:
     server = Server()
-    async with killing(server, form) as seen:
-        seen.killer.evict(pod(), grace_s, "because")
-        assert (seen.killer.terminating, seen.killer.blocked) == (frozenset(), {}), "nobody waited for"
-        await seen.until("it is told", lambda: seen.told == [CREATED])
-        assert seen.killer.terminating == {"shop/batch"}
+    async with killing(server, form) as watcher:
+        watcher.killer.evict(pod(), grace_s, "because")
+        assert (watcher.killer.terminating, watcher.killer.blocked) == (frozenset(), {}), "nobody waited for"
+        await watcher.until("it is told", lambda: watcher.reasons == [CREATED])
+        assert watcher.killer.terminating == {"shop/batch"}
         looks = server.looks
-        await seen.until("it is looked at", lambda: server.looks >= looks + 2)
+        await watcher.until("it is looked at", lambda: server.looks >= looks + 2)
         server.metadata = None
-        await seen.until("it is gone", lambda: seen.told == [CREATED, SUCCEEDED])
-        assert (seen.killer.terminating, seen.killer.stuck) == (frozenset(), frozenset())
-    ((path, body),) = server.asked
+        await watcher.until("it is gone", lambda: watcher.reasons == [CREATED, SUCCEEDED])
+        assert (watcher.killer.terminating, watcher.killer.stuck) == (frozenset(), frozenset())
+    ((path, body),) = server.requests
     suffix = {
         "eviction": "POST /api/v1/namespaces/shop/pods/batch/eviction",
         "deletion": "DELETE /api/v1/namespaces/shop/pods/batch",
@@ -160,7 +160,7 @@ async def test_a_pod_is_asked_once_by_its_uid_and_watched_until_it_is_gone(
     assert path == suffix[form]
     assert body.get("deleteOptions", body)["preconditions"] == {"uid": "u-1"}
     assert server.graces() == [sent]
-    assert seen.messages == [
+    assert watcher.messages == [
         "Successfully create eviction; reason: because",
         "Evicted pod has been deleted physically; reason: because",
     ]
@@ -169,24 +169,24 @@ async def test_a_pod_is_asked_once_by_its_uid_and_watched_until_it_is_gone(
 async def test_a_budget_is_waited_for_as_long_as_the_server_says_and_told_once() -> None:
     server = Server()
     server.next = [status(429, *BUDGET, **{"Retry-After": "1"}), status(429, *BUDGET, **{"Retry-After": "1"})]
-    async with killing(server) as seen:
+    async with killing(server) as watcher:
         started = time.monotonic()
-        seen.killer.evict(pod(), 5.0, "because")
-        await seen.until("it is held", lambda: seen.killer.blocked == {"shop/batch": EvictionBlock.BUDGET})
-        assert (seen.killer.stuck, seen.killer.terminating) == ({"shop/batch"}, frozenset())
-        assert seen.killer.problem() is None, "a budget is no trouble of ours"
-        await seen.until("the budget allows it", lambda: CREATED in seen.told)
+        watcher.killer.evict(pod(), 5.0, "because")
+        await watcher.until("it is held", lambda: watcher.killer.blocked == {"shop/batch": EvictionBlock.BUDGET})
+        assert (watcher.killer.stuck, watcher.killer.terminating) == ({"shop/batch"}, frozenset())
+        assert watcher.killer.problem() is None, "a budget is no trouble of ours"
+        await watcher.until("the budget allows it", lambda: CREATED in watcher.reasons)
         assert time.monotonic() - started >= 2
-        assert (seen.killer.stuck, seen.killer.terminating) == (frozenset(), {"shop/batch"})
-    assert seen.told == [FAILED, CREATED]
-    assert seen.messages[0] == f"Evict failed: {BUDGET[0]}; reason: because"
-    assert len(server.asked) == 3
+        assert (watcher.killer.stuck, watcher.killer.terminating) == (frozenset(), {"shop/batch"})
+    assert watcher.reasons == [FAILED, CREATED]
+    assert watcher.messages[0] == f"Evict failed: {BUDGET[0]}; reason: because"
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
     ("error", "result", "held", "wait_s"),
     [
-        (parse_api_error(404, GONE), MethodResult.GONE, None, None),
+        (parse_api_error(404, NOT_FOUND), MethodResult.ABSENT, None, None),
         # Nobody serves that path: of the pod this says nothing.
         (parse_api_error(404, b"404 page not found\n"), MethodResult.BLOCKED, EvictionBlock.BUSY, None),
         (
@@ -222,38 +222,38 @@ def test_a_budget_without_a_time_is_asked_again_in_five_seconds(retry_s: float |
 
 async def test_a_pod_that_came_back_under_the_same_name_stays() -> None:
     server = Server(uid="u-2")
-    async with killing(server) as seen:
-        seen.killer.evict(pod("u-1"), None, "because")
-        await seen.until("it is gone", lambda: seen.told == [SUCCEEDED])
+    async with killing(server) as watcher:
+        watcher.killer.evict(pod("u-1"), None, "because")
+        await watcher.until("it is gone", lambda: watcher.reasons == [SUCCEEDED])
     assert server.metadata is not None
     assert "deletionTimestamp" not in server.metadata
-    assert seen.messages == ["The pod is gone without an eviction; reason: because"]
+    assert watcher.messages == ["The pod is gone without an eviction; reason: because"]
 
 
 async def test_an_answer_that_is_lost_leads_to_no_second_request() -> None:
     server = Server()
     server.next = ["lost"]
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), 7.0, "because")
-        await seen.until("it is known", lambda: CREATED in seen.told)
-        assert seen.killer.terminating == {"shop/batch"}
-    assert (seen.told, len(server.asked)) == ([FAILED, CREATED], 1)
-    assert "the API server does not answer" in seen.messages[0]
+    async with killing(server) as watcher:
+        watcher.killer.evict(pod(), 7.0, "because")
+        await watcher.until("it is known", lambda: CREATED in watcher.reasons)
+        assert watcher.killer.terminating == {"shop/batch"}
+    assert (watcher.reasons, len(server.requests)) == ([FAILED, CREATED], 1)
+    assert "the API server does not answer" in watcher.messages[0]
 
 
 async def test_busy_and_absent_servers_are_asked_again_and_again_and_who_refuses_for_long_is_stuck() -> None:
     server = Server()
     server.next = [status(500, "more than one budget") for _ in range(5)]
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), None, "because")
-        await seen.until("it is held", lambda: seen.killer.blocked == {"shop/batch": EvictionBlock.BUSY})
-        await seen.until("it is stuck", lambda: seen.killer.stuck == {"shop/batch"})
-        trouble = seen.killer.problem()
+    async with killing(server) as watcher:
+        watcher.killer.evict(pod(), None, "because")
+        await watcher.until("it is held", lambda: watcher.killer.blocked == {"shop/batch": EvictionBlock.BUSY})
+        await watcher.until("it is stuck", lambda: watcher.killer.stuck == {"shop/batch"})
+        trouble = watcher.killer.problem()
         assert trouble is not None
         assert "shop/batch cannot be evicted: the API server: 500: more than one budget" in trouble.reason
-        await seen.until("it is told in the end", lambda: CREATED in seen.told)
-        assert seen.killer.problem() is None
-    assert seen.told == [FAILED, CREATED], "told once, not at each try"
+        await watcher.until("it is told in the end", lambda: CREATED in watcher.reasons)
+        assert watcher.killer.problem() is None
+    assert watcher.reasons == [FAILED, CREATED], "told once, not at each try"
 
 
 async def away(request: web.Request) -> web.StreamResponse:
@@ -263,14 +263,14 @@ async def away(request: web.Request) -> web.StreamResponse:
 
 
 async def test_while_nobody_answers_a_pod_is_neither_leaving_nor_stuck() -> None:
-    async with killing(Other(away)) as seen:
-        seen.killer.evict(pod(), None, "because")
-        await seen.until("it is held", lambda: seen.killer.blocked == {"shop/batch": EvictionBlock.UNREACHABLE})
-        assert (seen.killer.terminating, seen.killer.stuck) == (frozenset(), frozenset())
-        seen.killer.cancel("shop/batch", "the trouble is over")
-        await seen.until("it is let go", lambda: EvictionEventReason.CANCELLED in seen.told)
-    assert seen.told == [FAILED, EvictionEventReason.CANCELLED]
-    assert seen.messages[-1] == "Cancelled the eviction: the trouble is over; reason of the eviction: because"
+    async with killing(Other(away)) as watcher:
+        watcher.killer.evict(pod(), None, "because")
+        await watcher.until("it is held", lambda: watcher.killer.blocked == {"shop/batch": EvictionBlock.UNREACHABLE})
+        assert (watcher.killer.terminating, watcher.killer.stuck) == (frozenset(), frozenset())
+        watcher.killer.cancel("shop/batch", "the trouble is over")
+        await watcher.until("it is let go", lambda: EvictionEventReason.CANCELLED in watcher.reasons)
+    assert watcher.reasons == [FAILED, EvictionEventReason.CANCELLED]
+    assert watcher.messages[-1] == "Cancelled the eviction: the trouble is over; reason of the eviction: because"
 
 
 class Other(Server):
@@ -284,46 +284,46 @@ class Other(Server):
 async def test_who_is_withdrawn_is_not_asked_any_more_and_who_was_told_goes() -> None:
     server = Server()
     server.next = [status(429, *BUDGET)]
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), None, "because")
-        await seen.until("it is held", lambda: bool(seen.killer.blocked))
-        seen.killer.cancel("shop/batch", "it is over")
-        await seen.until("it is let go", lambda: seen.told[-1:] == [EvictionEventReason.CANCELLED])
-        assert (seen.killer.blocked, seen.killer.stuck, len(server.asked)) == ({}, frozenset(), 1)
-        seen.killer.evict(pod(), None, "again")
-        await seen.until("it is told", lambda: seen.told[-1:] == [CREATED])
-        seen.killer.cancel("shop/batch", "too late")
+    async with killing(server) as watcher:
+        watcher.killer.evict(pod(), None, "because")
+        await watcher.until("it is held", lambda: bool(watcher.killer.blocked))
+        watcher.killer.cancel("shop/batch", "it is over")
+        await watcher.until("it is let go", lambda: watcher.reasons[-1:] == [EvictionEventReason.CANCELLED])
+        assert (watcher.killer.blocked, watcher.killer.stuck, len(server.requests)) == ({}, frozenset(), 1)
+        watcher.killer.evict(pod(), None, "again")
+        await watcher.until("it is told", lambda: watcher.reasons[-1:] == [CREATED])
+        watcher.killer.cancel("shop/batch", "too late")
         looks = server.looks
-        await seen.until("it is watched on", lambda: server.looks > looks + 1)
-    assert seen.told == [FAILED, EvictionEventReason.CANCELLED, CREATED]
+        await watcher.until("it is watched on", lambda: server.looks > looks + 1)
+    assert watcher.reasons == [FAILED, EvictionEventReason.CANCELLED, CREATED]
 
 
 async def test_of_a_pod_that_was_asked_only_a_shorter_grace_counts() -> None:
     server = Server()
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), 60.0, "slow")
-        await seen.until("it is told", lambda: seen.told == [CREATED])
-        seen.killer.evict(pod(), 600.0, "slower")
-        seen.killer.evict(pod(), None, "as it likes")
-        seen.killer.evict(pod(), 5.0, "fast")
-        await seen.until("it is told again", lambda: len(server.asked) == 2)
+    async with killing(server) as watcher:
+        watcher.killer.evict(pod(), 60.0, "slow")
+        await watcher.until("it is told", lambda: watcher.reasons == [CREATED])
+        watcher.killer.evict(pod(), 600.0, "slower")
+        watcher.killer.evict(pod(), None, "as it likes")
+        watcher.killer.evict(pod(), 5.0, "fast")
+        await watcher.until("it is told again", lambda: len(server.requests) == 2)
         server.metadata = None
-        await seen.until("it is gone", lambda: seen.told == [CREATED, SUCCEEDED])
+        await watcher.until("it is gone", lambda: watcher.reasons == [CREATED, SUCCEEDED])
     assert server.graces() == [60, 5]
-    assert seen.messages[-1].endswith("reason: fast")
+    assert watcher.messages[-1].endswith("reason: fast")
 
 
 async def test_another_pod_of_the_same_name_takes_the_place_of_the_first() -> None:
     server = Server()
-    async with killing(server) as seen:
-        seen.killer.evict(pod("u-1"), None, "first")
-        await seen.until("it is told", lambda: seen.told == [CREATED])
+    async with killing(server) as watcher:
+        watcher.killer.evict(pod("u-1"), None, "first")
+        await watcher.until("it is told", lambda: watcher.reasons == [CREATED])
         server.metadata = {"name": "batch", "namespace": "shop", "uid": "u-2"}
-        seen.killer.evict(pod("u-2"), None, "second")
-        await seen.until("the second is told", lambda: seen.told == [CREATED, SUCCEEDED, CREATED])
+        watcher.killer.evict(pod("u-2"), None, "second")
+        await watcher.until("the second is told", lambda: watcher.reasons == [CREATED, SUCCEEDED, CREATED])
         server.metadata = None
-        await seen.until("and gone", lambda: len(seen.told) == 4)
-    assert [body["deleteOptions"]["preconditions"]["uid"] for _, body in server.asked] == ["u-1", "u-2"]
+        await watcher.until("and gone", lambda: len(watcher.reasons) == 4)
+    assert [body["deleteOptions"]["preconditions"]["uid"] for _, body in server.requests] == ["u-1", "u-2"]
 
 
 @pytest.mark.parametrize(
@@ -343,27 +343,27 @@ async def test_a_pod_is_late_after_one_and_a_half_times_its_grace_and_ten_second
     grace_s: float | None, given_s: int, late_s: float
 ) -> None:
     server, now = Server(), [0]
-    async with killing(server, clock=lambda: now[0]) as seen:
-        seen.killer.evict(pod(), grace_s, "because")
-        await seen.until("it is told", lambda: seen.told == [CREATED])
+    async with killing(server, clock=lambda: now[0]) as watcher:
+        watcher.killer.evict(pod(), grace_s, "because")
+        await watcher.until("it is told", lambda: watcher.reasons == [CREATED])
         assert server.metadata is not None
         server.metadata["deletionGracePeriodSeconds"] = given_s
         looks = server.looks
-        await seen.until("its grace is known", lambda: server.looks > looks + 2)
+        await watcher.until("its grace is known", lambda: server.looks > looks + 2)
         now[0] = round((late_s - 0.1) * S)
         looks = server.looks
-        await seen.until("it is looked at", lambda: server.looks > looks + 2)
-        assert (seen.told, seen.killer.stuck) == ([CREATED], frozenset())
+        await watcher.until("it is looked at", lambda: server.looks > looks + 2)
+        assert (watcher.reasons, watcher.killer.stuck) == ([CREATED], frozenset())
         now[0] = round(late_s * S)
-        await seen.until("it is late", lambda: seen.told == [CREATED, EvictionEventReason.EXCEEDED])
-        assert seen.killer.stuck == seen.killer.terminating == {"shop/batch"}
-        assert seen.messages[-1].startswith(
+        await watcher.until("it is late", lambda: watcher.reasons == [CREATED, EvictionEventReason.EXCEEDED])
+        assert watcher.killer.stuck == watcher.killer.terminating == {"shop/batch"}
+        assert watcher.messages[-1].startswith(
             "The pod still exists 900 s after the eviction, with a grace period of 86400 s"
             if given_s > late_s
             else "Container"
         )
         server.metadata = None
-        await seen.until("and goes in the end", lambda: seen.told[-1] is SUCCEEDED)
+        await watcher.until("and goes in the end", lambda: watcher.reasons[-1] is SUCCEEDED)
 
 
 async def test_ten_are_asked_at_a_time() -> None:
@@ -378,11 +378,11 @@ async def test_ten_are_asked_at_a_time() -> None:
             here -= 1
         return web.json_response({"kind": "Status", "metadata": json.loads('{"uid": "other"}')}, status=201)
 
-    async with killing(Other(slow)) as seen:
+    async with killing(Other(slow)) as watcher:
         for number in range(30):
-            one = Pod(uid=f"u-{number}", namespace="shop", name=f"b{number}", qos=QoSLevel.RECLAIMED, containers=())
-            seen.killer.evict(one, None, "because")
-        await seen.until("all are asked", lambda: seen.told.count(SUCCEEDED) == 30)
+            item = Pod(uid=f"u-{number}", namespace="shop", name=f"b{number}", qos=QoSLevel.RECLAIMED, containers=())
+            watcher.killer.evict(item, None, "because")
+        await watcher.until("all are asked", lambda: watcher.reasons.count(SUCCEEDED) == 30)
     assert most == 10
 
 
@@ -402,39 +402,39 @@ async def test_a_pod_whose_request_was_cancelled_by_others_is_judged_anew() -> N
         def forget(self, pod: Pod) -> None:
             pass
 
-    seen = Watched(ApiEvictor(lambda _pod: Cancelled()))
-    seen.killer.evict(pod(), None, "because")
-    await seen.until("it is told", lambda: bool(seen.told))
-    assert seen.messages == ["Evict failed: CancelledError; reason: because"]
-    assert not seen.killer._pending
+    watcher = Watched(ApiEvictor(lambda _pod: Cancelled()))
+    watcher.killer.evict(pod(), None, "because")
+    await watcher.until("it is told", lambda: bool(watcher.reasons))
+    assert watcher.messages == ["Evict failed: CancelledError; reason: because"]
+    assert not watcher.killer._pending
 
 
 async def test_nothing_is_left_when_the_agent_ends() -> None:
     server = Server()
-    async with killing(server) as seen:
-        seen.killer.evict(pod(), None, "because")
-        await seen.until("it is told", lambda: seen.told == [CREATED])
-        seen.killer.close()
-        seen.killer.close()
+    async with killing(server) as watcher:
+        watcher.killer.evict(pod(), None, "because")
+        await watcher.until("it is told", lambda: watcher.reasons == [CREATED])
+        watcher.killer.close()
+        watcher.killer.close()
 
         def working() -> list[object]:
             return [task for task in asyncio.all_tasks() if "ApiEvictor" in repr(task.get_coro())]
 
-        await seen.until("its tasks end", lambda: not working())
+        await watcher.until("its tasks end", lambda: not working())
 
 
 async def test_the_cycle_thread_may_evict_cancel_and_read_while_the_event_loop_works() -> None:
     """The cycle runs in a thread of its own, in which no task of the event loop can be created."""
     server = Server()
     server.next = [status(429, *BUDGET)]
-    async with killing(server) as seen:
-        await asyncio.to_thread(seen.killer.evict, pod(), None, "because")
-        await seen.until("it is blocked", lambda: seen.killer.blocked == {"shop/batch": EvictionBlock.BUDGET})
-        await asyncio.to_thread(seen.killer.cancel, "shop/batch", "it is over")
-        await seen.until("it is cancelled", lambda: seen.told[-1:] == [EvictionEventReason.CANCELLED])
-        await asyncio.to_thread(seen.killer.evict, pod(), None, "again")
+    async with killing(server) as watcher:
+        await asyncio.to_thread(watcher.killer.evict, pod(), None, "because")
+        await watcher.until("it is blocked", lambda: watcher.killer.blocked == {"shop/batch": EvictionBlock.BUDGET})
+        await asyncio.to_thread(watcher.killer.cancel, "shop/batch", "it is over")
+        await watcher.until("it is cancelled", lambda: watcher.reasons[-1:] == [EvictionEventReason.CANCELLED])
+        await asyncio.to_thread(watcher.killer.evict, pod(), None, "again")
         deadline = time.monotonic() + 20
-        while await asyncio.to_thread(lambda: seen.killer.terminating) != {"shop/batch"}:
+        while await asyncio.to_thread(lambda: watcher.killer.terminating) != {"shop/batch"}:
             assert time.monotonic() < deadline
-        assert [event.reason for event in await asyncio.to_thread(seen.killer.outcomes)] == [CREATED]
-        assert await asyncio.to_thread(lambda: (seen.killer.stuck, seen.killer.problem())) == (frozenset(), None)
+        assert [event.reason for event in await asyncio.to_thread(watcher.killer.outcomes)] == [CREATED]
+        assert await asyncio.to_thread(lambda: (watcher.killer.stuck, watcher.killer.problem())) == (frozenset(), None)

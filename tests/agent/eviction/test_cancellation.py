@@ -20,14 +20,14 @@ from tests.agent.eviction.test_runner import over as sizes
 
 WHY = Reason(rule="r", text="t")
 BATCH = pod("batch")
-WISH = {"default/batch": PendingEviction(plugin=RSS, until_ns=100 * S)}
+PENDING = {"default/batch": PendingEviction(plugin=RSS, until_ns=100 * S)}
 
 
 SLOW = msgspec.structs.replace(pod("slow"), grace_s=120.0)
 """Takes two minutes of its own to end."""
 
 
-def found(met: ThresholdMet = ThresholdMet.HARD, plugin: str = RSS, **victim: object) -> EvictionResult:
+def result(met: ThresholdMet = ThresholdMet.HARD, plugin: str = RSS, **victim: object) -> EvictionResult:
     thresholds = (EvictionThreshold(plugin=plugin, met=met, reason=WHY),)
     if not victim:
         return EvictionResult(thresholds=thresholds)
@@ -50,55 +50,64 @@ def found(met: ThresholdMet = ThresholdMet.HARD, plugin: str = RSS, **victim: ob
 def test_a_wish_counts_the_pod_as_gone_for_one_and_a_half_times_its_grace(
     victim: dict[str, object], until_s: int | None
 ) -> None:
-    kept = track_pending_evictions(found(**victim), {}, {}, [SLOW], 0)
-    assert [wish.until_ns for wish in kept.values()] == ([] if until_s is None else [until_s * S])
+    expected = track_pending_evictions(result(**victim), {}, {}, [SLOW], 0)
+    assert [pending.until_ns for pending in expected.values()] == ([] if until_s is None else [until_s * S])
 
 
 @pytest.mark.parametrize(
-    ("now_s", "held", "kept"), [(99, {}, True), (100, {}, False), (1000, {"default/batch": EvictionBlock.BUDGET}, True)]
+    ("now_s", "held", "expected"),
+    [(99, {}, True), (100, {}, False), (1000, {"default/batch": EvictionBlock.BUDGET}, True)],
 )
 def test_a_wish_is_kept_while_the_pod_counts_as_gone_or_is_held(
-    now_s: int, held: dict[str, EvictionBlock], kept: bool
+    now_s: int, held: dict[str, EvictionBlock], expected: bool
 ) -> None:
-    assert ("default/batch" in track_pending_evictions(EvictionResult(), WISH, held, (), now_s * S)) is kept
+    assert ("default/batch" in track_pending_evictions(EvictionResult(), PENDING, held, (), now_s * S)) is expected
 
 
 @pytest.mark.parametrize(
-    ("gone", "judged", "settings", "skipped", "why"),
+    ("gone", "met_thresholds", "settings", "skipped", "why"),
     [
-        (True, found(ThresholdMet.HARD), {"plugins": ("oomd-pressure",)}, "", f"{RSS} does not judge any more"),
-        (True, found(ThresholdMet.HARD), {"plugins": ()}, "", f"{RSS} does not judge any more"),
-        (False, found(ThresholdMet.HARD), {}, "", None),
-        (False, found(ThresholdMet.SOFT), {}, "", None),
+        (True, result(ThresholdMet.HARD), {"plugins": ("oomd-pressure",)}, "", f"{RSS} is disabled"),
+        (True, result(ThresholdMet.HARD), {"plugins": ()}, "", f"{RSS} is disabled"),
+        (False, result(ThresholdMet.HARD), {}, "", None),
+        (False, result(ThresholdMet.SOFT), {}, "", None),
         # It counted as gone, so that its plugin found nothing wrong.
-        (True, found(ThresholdMet.NOT_MET), {}, "", None),
-        (False, found(ThresholdMet.NOT_MET), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
-        (False, found(ThresholdMet.HARD, "oomd-pressure"), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
-        (False, EvictionResult(), {}, "", f"{RSS} finds no more trouble, or cannot tell"),
-        (True, found(ThresholdMet.HARD), {"dry_run": (RSS,), "plugins": (RSS,)}, "", f"{RSS} runs dry by now"),
-        (True, found(ThresholdMet.HARD), {"skipped_annotations": ("keep",)}, "keep", "by now it is protected"),
+        (True, result(ThresholdMet.NOT_MET), {}, "", None),
+        (False, result(ThresholdMet.NOT_MET), {}, "", f"{RSS} no longer meets its threshold, or has no inputs"),
+        (
+            False,
+            result(ThresholdMet.HARD, "oomd-pressure"),
+            {},
+            "",
+            f"{RSS} no longer meets its threshold, or has no inputs",
+        ),
+        (False, EvictionResult(), {}, "", f"{RSS} no longer meets its threshold, or has no inputs"),
+        (True, result(ThresholdMet.HARD), {"dry_run": (RSS,), "plugins": (RSS,)}, "", f"{RSS} now runs dry"),
+        (True, result(ThresholdMet.HARD), {"skipped_annotations": ("keep",)}, "keep", "the pod is now protected"),
     ],
 )
 def test_who_is_held_stays_once_its_plugin_finds_nothing(
-    gone: bool, judged: EvictionResult, settings: dict[str, object], skipped: str, why: str | None
+    gone: bool, met_thresholds: EvictionResult, settings: dict[str, object], skipped: str, why: str | None
 ) -> None:
     batch = pod("batch", annotations={skipped: "true"} if skipped else {})
     given = EvictionConfig(**{"plugins": (RSS,), **settings})  # type: ignore[arg-type]
     names = list(
-        evictions_to_cancel(WISH, ["default/batch"], judged, [batch], given, ["default/batch"] if gone else [])
+        evictions_to_cancel(
+            PENDING, ["default/batch"], met_thresholds, [batch], given, ["default/batch"] if gone else []
+        )
     )
     assert names == ([] if why is None else [("default/batch", why)])
 
 
 def test_what_a_plugin_at_a_socket_wished_is_over_once_it_is_gone() -> None:
-    wish = {"default/batch": PendingEviction(plugin="theirs", until_ns=100 * S)}
+    pending = {"default/batch": PendingEviction(plugin="theirs", until_ns=100 * S)}
     config = EvictionConfig(plugin_sockets="/run/plugins")
-    there, silent, gone = found(ThresholdMet.HARD, "theirs"), found(ThresholdMet.NOT_MET, "theirs"), EvictionResult()
+    there, silent, gone = result(ThresholdMet.HARD, "theirs"), result(ThresholdMet.NOT_MET, "theirs"), EvictionResult()
     held = ["default/batch"]
-    assert list(evictions_to_cancel(wish, held, there, [BATCH], config, held)) == []
-    assert list(evictions_to_cancel(wish, held, silent, [BATCH], config, held)) == [], "it may only be slow"
-    assert list(evictions_to_cancel(wish, held, gone, [BATCH], config, held)) == [
-        ("default/batch", "theirs does not judge any more")
+    assert list(evictions_to_cancel(pending, held, there, [BATCH], config, held)) == []
+    assert list(evictions_to_cancel(pending, held, silent, [BATCH], config, held)) == [], "it may only be slow"
+    assert list(evictions_to_cancel(pending, held, gone, [BATCH], config, held)) == [
+        ("default/batch", "theirs is disabled")
     ]
 
 
@@ -110,12 +119,12 @@ def test_rounds_withdraw_a_pod_at_once_whose_plugin_is_switched_off() -> None:
     evictor.apply_config(config())
     shown = evictor.run_cycle(sizes(106, batch=200, web=1), None, PolicyState(), 106 * S)
     assert shown.thresholds == ()
-    assert killer.cancelled == [("default/batch", f"{RSS} does not judge any more")]
+    assert killer.cancelled == [("default/batch", f"{RSS} is disabled")]
 
 
 def test_what_nobody_remembers_is_withdrawn() -> None:
-    assert list(evictions_to_cancel({}, ["default/batch"], found(), [BATCH], EvictionConfig(), ())) == [
-        ("default/batch", "nobody knows any more what for")
+    assert list(evictions_to_cancel({}, ["default/batch"], result(), [BATCH], EvictionConfig(), ())) == [
+        ("default/batch", "the reason of the eviction is no longer known")
     ]
 
 
@@ -136,7 +145,7 @@ def test_rounds_withdraw_a_pod_that_could_not_be_asked_once_the_trouble_is_over(
         turn(at_s, 1)
     assert killer.cancelled == []
     turn(150, 1)
-    assert killer.cancelled == [("default/batch", f"{RSS} finds no more trouble, or cannot tell")]
+    assert killer.cancelled == [("default/batch", f"{RSS} no longer meets its threshold, or has no inputs")]
 
 
 def test_rounds_ask_again_while_the_trouble_lasts() -> None:
@@ -146,11 +155,11 @@ def test_rounds_ask_again_while_the_trouble_lasts() -> None:
         evictor.run_cycle(sizes(at_s, batch=200, web=1), None, PolicyState(), at_s * S)
         killer.terminating, killer.blocked = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
     assert killer.cancelled == []
-    assert killer.asked == [("default/batch", None)] * 2, "at 100 s, and when it was not gone 45 s later"
+    assert killer.evictions == [("default/batch", None)] * 2, "at 100 s, and when it was not gone 45 s later"
 
 
 DAY = msgspec.structs.replace(pod("batch", memory=100 * MIB), grace_s=86_400.0)
-OVER = f"{RSS} finds no more trouble, or cannot tell"
+OVER = f"{RSS} no longer meets its threshold, or has no inputs"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +186,7 @@ def test_who_is_held_counts_as_gone_for_no_longer_than_usual_and_who_is_kept_not
     )  # fmt: skip
     here = frozenset({"default/batch"})
     now = situation(now_s, held=here if held else frozenset(), stuck=here if stuck else frozenset())
-    assert sent.gone(now) is gone
+    assert sent.is_excluded(now) is gone
 
 
 class Rounds:
@@ -209,11 +218,11 @@ def test_a_pod_that_takes_a_day_stays_once_the_trouble_is_over(held: EvictionBlo
     assert rounds.killer.cancelled == [("default/batch", OVER)]
 
 
-@pytest.mark.parametrize(("held", "asked"), [(EvictionBlock.BUDGET, 1), (EvictionBlock.UNREACHABLE, 25)])
-def test_a_pod_that_takes_a_day_is_kept_in_mind_while_the_trouble_lasts(held: EvictionBlock, asked: int) -> None:
+@pytest.mark.parametrize(("held", "evictions"), [(EvictionBlock.BUDGET, 1), (EvictionBlock.UNREACHABLE, 25)])
+def test_a_pod_that_takes_a_day_is_kept_in_mind_while_the_trouble_lasts(held: EvictionBlock, evictions: int) -> None:
     rounds = Rounds(held)
     assert [at for at in range(105, 1200, 5) if rounds.run_cycle(at, 200)] == []
-    assert rounds.killer.asked == [("default/batch", None)] * asked, (
+    assert rounds.killer.evictions == [("default/batch", None)] * evictions, (
         "at 100 s, and each 45 s of those that are not stuck"
     )
     if held is EvictionBlock.BUDGET:
@@ -226,7 +235,7 @@ def test_who_was_withdrawn_counts_as_here() -> None:
     assert rounds.run_cycle(105, 1) == [("default/batch", OVER)]
     rounds.held, rounds.killer.blocked, rounds.killer.stuck = {}, {}, frozenset()
     rounds.run_cycle(110, 200)
-    assert rounds.killer.asked == [("default/batch", None)] * 2
+    assert rounds.killer.evictions == [("default/batch", None)] * 2
 
 
 @pytest.mark.parametrize(("held", "second_s"), [(EvictionBlock.BUDGET, 115), (EvictionBlock.UNREACHABLE, None)])
@@ -242,18 +251,18 @@ def test_others_leave_in_the_place_of_whom_a_budget_keeps_also_where_victims_are
     evictor = EvictionRunner(settings, killer)
 
     def turn(at_s: int) -> None:
-        seen = situation(at_s, pods, samples=samples, node=node).snapshot
-        evictor.run_cycle(seen, None, PolicyState(), at_s * S)
+        snapshot_now = situation(at_s, pods, samples=samples, node=node).snapshot
+        evictor.run_cycle(snapshot_now, None, PolicyState(), at_s * S)
 
     for at_s in range(70, 101, 5):
         turn(at_s)
-    assert killer.asked == [("default/a", None)]
+    assert killer.evictions == [("default/a", None)]
     killer.terminating, killer.blocked = frozenset(), {"default/a": held}
     killer.stuck = frozenset({"default/a"}) if held is EvictionBlock.BUDGET else frozenset()
     second = None
     for at_s in range(105, 145, 5):
         turn(at_s)
-        if second is None and len(killer.asked) > 1:
+        if second is None and len(killer.evictions) > 1:
             second = at_s
     assert second == second_s
-    assert killer.asked[1:2] == ([] if second_s is None else [("default/b", None)])
+    assert killer.evictions[1:2] == ([] if second_s is None else [("default/b", None)])

@@ -45,12 +45,12 @@ def pod(name: str = "web", uid: str = "uid-web", own_s: float | None = None) -> 
 
 
 def runtime() -> Runtime:
-    made = Runtime()
-    made.run("web", "main", "aa")
-    made.run("web", "mesh", "bb")
-    made.run("web", "init", "cc", state=wire.CONTAINER_EXITED)
-    made.run("other", "main", "dd")
-    return made
+    fake = Runtime()
+    fake.run("web", "main", "aa")
+    fake.run("web", "mesh", "bb")
+    fake.run("web", "init", "cc", state=wire.CONTAINER_EXITED)
+    fake.run("other", "main", "dd")
+    return fake
 
 
 @pytest.mark.parametrize(
@@ -70,51 +70,51 @@ def runtime() -> Runtime:
 async def test_containers_of_the_pod_that_run_are_stopped_with_its_grace(
     tmp_path: Path, own_s: float | None, grace_s: float | None, sent: int
 ) -> None:
-    made = runtime()
-    server = await made.begin(tmp_path / "c.sock")
+    fake = runtime()
+    server = await fake.begin(tmp_path / "c.sock")
     answer = await CriEvictor(tmp_path / "c.sock", 5).evict(pod(own_s=own_s), grace_s)
     assert (answer.result, answer.text) == (MethodResult.DONE, "Successfully kill container main, mesh")
-    assert sorted(made.stopped) == [("aa", sent), ("bb", sent)]
+    assert sorted(fake.stopped) == [("aa", sent), ("bb", sent)]
     await server.stop()
 
 
 async def test_a_pod_of_another_uid_is_gone_as_far_as_this_goes(tmp_path: Path) -> None:
-    made = runtime()
-    server = await made.begin(tmp_path / "c.sock")
+    fake = runtime()
+    server = await fake.begin(tmp_path / "c.sock")
     way = CriEvictor(tmp_path / "c.sock", 5)
-    assert (await way.evict(pod(uid="uid-before"), None)).result is MethodResult.GONE
-    seen = await way.observe(pod(uid="uid-before"))
-    assert seen is not None
-    assert seen.gone
-    seen = await way.observe(pod())
-    assert seen is not None
-    assert not seen.gone
-    assert made.stopped == []
+    assert (await way.evict(pod(uid="uid-before"), None)).result is MethodResult.ABSENT
+    observation = await way.observe(pod(uid="uid-before"))
+    assert observation is not None
+    assert observation.absent
+    observation = await way.observe(pod())
+    assert observation is not None
+    assert not observation.absent
+    assert fake.stopped == []
     await server.stop()
 
 
 async def test_a_container_that_came_while_the_runtime_refused_stays(tmp_path: Path) -> None:
     """It was stopped all the same, and the kubelet has started the next one."""
-    made = runtime()
-    made.refuses = True
-    server = await made.begin(tmp_path / "c.sock")
+    fake = runtime()
+    fake.refuses = True
+    server = await fake.begin(tmp_path / "c.sock")
     way = CriEvictor(tmp_path / "c.sock", 5)
     assert (await way.evict(pod(), 5)).result is MethodResult.BLOCKED
-    made.refuses = False
-    del made.containers["aa"]
-    made.run("web", "main", "ee")
+    fake.refuses = False
+    del fake.containers["aa"]
+    fake.run("web", "main", "ee")
     assert (await way.evict(pod(), 5)).result is MethodResult.DONE
-    assert made.stopped == [("bb", 5)]
+    assert fake.stopped == [("bb", 5)]
     assert (await way.evict(pod(), 5)).result is MethodResult.DONE
-    assert sorted(made.stopped) == [("bb", 5), ("bb", 5), ("ee", 5)], "for another wish all that runs is meant"
+    assert sorted(fake.stopped) == [("bb", 5), ("bb", 5), ("ee", 5)], "for another wish all that runs is meant"
     await server.stop()
 
 
 async def test_a_wish_that_was_given_up_leaves_nothing_of_it_to_the_next(tmp_path: Path) -> None:
     """The runtime refuses, the trouble ends and the pod stays; an hour later it has other containers and has to leave."""
-    made = runtime()
-    made.refuses = True
-    server = await made.begin(tmp_path / "c.sock")
+    fake = runtime()
+    fake.refuses = True
+    server = await fake.begin(tmp_path / "c.sock")
     way = CriEvictor(tmp_path / "c.sock", 5)
     killer = ApiEvictor(lambda _: way)
     killer.evict(pod(), 5, "trouble")
@@ -124,31 +124,31 @@ async def test_a_wish_that_was_given_up_leaves_nothing_of_it_to_the_next(tmp_pat
     while killer.blocked:
         await asyncio.sleep(0.01)
     assert [each.reason for each in killer.outcomes()] == [EvictionEventReason.FAILED, EvictionEventReason.CANCELLED]
-    made.refuses = False
+    fake.refuses = False
     for old in ("aa", "bb"):
-        del made.containers[old]
-    made.run("web", "main", "ee")
+        del fake.containers[old]
+    fake.run("web", "main", "ee")
     answer = await way.evict(pod(), 5)
-    assert (answer.text, made.stopped) == ("Successfully kill container main", [("ee", 5)])
+    assert (answer.text, fake.stopped) == ("Successfully kill container main", [("ee", 5)])
     killer.close()
     await server.stop()
 
 
 async def test_a_pod_of_which_nothing_runs_now_is_there_still(tmp_path: Path) -> None:
-    made = runtime()
-    for one in ("aa", "bb"):
-        del made.containers[one]
-    server = await made.begin(tmp_path / "c.sock")
+    fake = runtime()
+    for item in ("aa", "bb"):
+        del fake.containers[item]
+    server = await fake.begin(tmp_path / "c.sock")
     way = CriEvictor(tmp_path / "c.sock", 5)
     answer = await way.evict(pod(), 5)
-    assert (answer.result, answer.text, made.stopped) == (
+    assert (answer.result, answer.text, fake.stopped) == (
         MethodResult.DONE,
         "Successfully kill container (none ran)",
         [],
     )
-    seen = await way.observe(pod())
-    assert seen is not None
-    assert not seen.gone
+    observation = await way.observe(pod())
+    assert observation is not None
+    assert not observation.absent
     await server.stop()
 
 
@@ -164,9 +164,9 @@ async def test_a_pod_of_which_nothing_runs_now_is_there_still(tmp_path: Path) ->
 async def test_a_runtime_that_will_not_or_is_away_holds_the_pod(
     tmp_path: Path, trouble: str, held: EvictionBlock
 ) -> None:
-    made = runtime()
-    made.refuses, made.hangs = trouble == "refuses", trouble == "hangs"
-    server = await made.begin(tmp_path / "c.sock", stops=trouble != "cannot")
+    fake = runtime()
+    fake.refuses, fake.hangs = trouble == "refuses", trouble == "hangs"
+    server = await fake.begin(tmp_path / "c.sock", stops=trouble != "cannot")
     path = tmp_path / ("away.sock" if trouble == "away" else "c.sock")
     way = CriEvictor(path, 0.5)
     answer = await way.evict(pod(), None)

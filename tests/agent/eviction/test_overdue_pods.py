@@ -64,8 +64,8 @@ def test_who_was_deleted_with_a_grace_of_a_day_keeps_nobody_for_so_long(
     pods = (told("a", grace_s), pod("b"))
 
     def victims(at_s: int) -> list[str]:
-        found = evictor.run_cycle(short_of_memory(at_s, *pods), None, PolicyState(), at_s * S)
-        return [each.pod for each in found.victims]
+        result = evictor.run_cycle(short_of_memory(at_s, *pods), None, PolicyState(), at_s * S)
+        return [each.pod for each in result.victims]
 
     assert victims(100) == []
     assert next(at for at in range(105, 1200, 5) if victims(at)) == 100 + late_s
@@ -114,8 +114,8 @@ async def test_who_asks_for_a_day_itself_is_not_counted_on_for_longer_than_a_qua
         assert killer.stuck == frozenset()
         now[0] = 1000 * S
         await until(lambda: killer.stuck == {"default/a"})
-        found = turn(1004)
-        assert [each.pod for each in found.victims] == ["default/b"]
+        result = turn(1004)
+        assert [each.pod for each in result.victims] == ["default/b"]
         assert killer.terminating >= {"default/a"}, "it is watched on"
     finally:
         killer.close()

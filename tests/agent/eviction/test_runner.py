@@ -41,8 +41,8 @@ class Remembering:
     """A killer that kills nobody."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, float | None]] = []
-        self.gone: list[EvictionEvent] = []
+        self.evictions: list[tuple[str, float | None]] = []
+        self.new_events: list[EvictionEvent] = []
         self.terminating: frozenset[str] = frozenset()
         self.stuck: frozenset[str] = frozenset()
         self.blocked: dict[str, EvictionBlock] = {}
@@ -55,12 +55,12 @@ class Remembering:
         pass
 
     def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        self.asked.append((pod.key, grace_s))
+        self.evictions.append((pod.key, grace_s))
         self.terminating |= {pod.key}
 
     def outcomes(self) -> Sequence[EvictionEvent]:
-        told, self.gone = self.gone, []
-        return told
+        notified, self.new_events = self.new_events, []
+        return notified
 
 
 def over(at_s: float, **sizes: float) -> Snapshot:
@@ -75,14 +75,14 @@ def config(*plugins: str, **fields: object) -> AgentConfig:
 
 def advice(pools: Mapping[str, int], reported_headroom: Headroom | None = None) -> Advice:
     """Pools of so many CPUs each, one after the other; `web` is in `share`. Nothing is found to promise in this round."""
-    placed, first = [], 0
+    advised, first = [], 0
     for name, size in pools.items():
-        placed.append(Pool(name=name, cpus=tuple(range(first, first + size))))
+        advised.append(Pool(name=name, cpus=tuple(range(first, first + size))))
         first += size
     region = Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,), pods=("default/web",))
-    one = RegionAdvice(region=region, policy="p", controls={}, upper_cores=8, lower_cores=1, reason=WHY)
+    region_advice = RegionAdvice(region=region, policy="p", controls={}, upper_cores=8, lower_cores=1, reason=WHY)
     return Advice(
-        policy="latency", cpu=CpuAdvice(regions=(one,)), pools=tuple(placed), requirement_cores=1, reclaimable_cores=1,
+        policy="latency", cpu=CpuAdvice(regions=(region_advice,)), pools=tuple(advised), requirement_cores=1, reclaimable_cores=1,
         headroom=Headroom(cores=0.0, reason=WHY), reported_headroom=reported_headroom, idle=True, action="hold", reason=WHY,
     )  # fmt: skip
 
@@ -92,11 +92,11 @@ def test_who_is_over_is_handed_to_the_killer_once_and_is_shown_as_leaving() -> N
     evictor = EvictionRunner(config(RSS), killer)
     first = evictor.run_cycle(over(100, batch=106, web=50), None, PolicyState(), 100 * S)
     assert [(victim.pod, victim.dry_run) for victim in first.victims] == [("default/batch", False)]
-    assert (killer.asked, first.terminating) == ([("default/batch", None)], ("default/batch",))
+    assert (killer.evictions, first.terminating) == ([("default/batch", None)], ("default/batch",))
     # The next round: it still holds all that memory, and is on its way; nobody else has to go.
     later = evictor.run_cycle(over(106, batch=106, web=50), None, PolicyState(), 106 * S)
-    assert (later.victims, killer.asked) == ((), [("default/batch", None)])
-    killer.gone = [EvictionEvent(pod="default/batch", reason=EvictionEventReason.SUCCEEDED, message="m", at_ns=1)]
+    assert (later.victims, killer.evictions) == ((), [("default/batch", None)])
+    killer.new_events = [EvictionEvent(pod="default/batch", reason=EvictionEventReason.SUCCEEDED, message="m", at_ns=1)]
     assert [event.reason for event in evictor.outcomes()] == [EvictionEventReason.SUCCEEDED]
 
 
@@ -106,43 +106,43 @@ def test_who_does_not_go_is_not_asked_again_and_does_not_keep_the_next_one() -> 
     evictor = EvictionRunner(config(RSS), killer)
     evictor.run_cycle(over(100, batch=106, web=106), None, PolicyState(), 100 * S)
     killer.stuck = killer.terminating
-    found = evictor.run_cycle(over(106, batch=106, web=106), None, PolicyState(), 106 * S)
-    assert killer.asked == [("default/batch", None), ("default/web", None)]
-    assert found.terminating == ("default/batch", "default/web")
-    found = evictor.run_cycle(over(200, batch=106, web=50), None, PolicyState(), 200 * S)
-    assert (found.victims, len(killer.asked)) == ((), 2)
+    result = evictor.run_cycle(over(106, batch=106, web=106), None, PolicyState(), 106 * S)
+    assert killer.evictions == [("default/batch", None), ("default/web", None)]
+    assert result.terminating == ("default/batch", "default/web")
+    result = evictor.run_cycle(over(200, batch=106, web=50), None, PolicyState(), 200 * S)
+    assert (result.victims, len(killer.evictions)) == ((), 2)
 
 
 def test_a_pod_that_others_sent_away_is_on_its_way_already() -> None:
     """Batch is over; somebody deleted it, and it ends by itself."""
     killer = Remembering()
-    seen = over(100, batch=106, web=50)
-    batch, web = seen.pods
-    seen = msgspec.structs.replace(seen, pods=(msgspec.structs.replace(batch, terminating=True), web))
-    found = EvictionRunner(config(RSS), killer).run_cycle(seen, None, PolicyState(), 100 * S)
-    assert (found.victims, killer.asked) == ((), [])
+    snapshot_now = over(100, batch=106, web=50)
+    batch, web = snapshot_now.pods
+    snapshot_now = msgspec.structs.replace(snapshot_now, pods=(msgspec.structs.replace(batch, terminating=True), web))
+    result = EvictionRunner(config(RSS), killer).run_cycle(snapshot_now, None, PolicyState(), 100 * S)
+    assert (result.victims, killer.evictions) == ((), [])
 
 
 def test_without_a_killer_everything_runs_dry() -> None:
     evictor = EvictionRunner(config(RSS), None)
-    found = evictor.run_cycle(over(100, batch=106, web=50), None, PolicyState(), 100 * S)
-    assert [(victim.pod, victim.dry_run) for victim in found.victims] == [("default/batch", True)]
-    assert found.thresholds[0].dry_run
-    assert (evictor.outcomes(), found.terminating) == ((), ())
+    result = evictor.run_cycle(over(100, batch=106, web=50), None, PolicyState(), 100 * S)
+    assert [(victim.pod, victim.dry_run) for victim in result.victims] == [("default/batch", True)]
+    assert result.thresholds[0].dry_run
+    assert (evictor.outcomes(), result.terminating) == ((), ())
 
 
 @pytest.mark.parametrize("holds", [105.0, 0.0])
 def test_who_is_not_over_stays(holds: float) -> None:
     killer = Remembering()
     EvictionRunner(config(RSS), killer).run_cycle(over(100, batch=holds, web=50), None, PolicyState(), 100 * S)
-    assert killer.asked == []
+    assert killer.evictions == []
 
 
 def test_a_pod_without_tasks_is_no_victim_for_what_its_cgroup_still_holds() -> None:
     empty = situation(100, [BATCH], samples={"batch": {"memory_stat": {"rss": 106 * MIB}, "threads": 0}}).snapshot
     killer = Remembering()
     EvictionRunner(config(RSS), killer).run_cycle(empty, None, PolicyState(), 100 * S)
-    assert killer.asked == []
+    assert killer.evictions == []
 
 
 def test_old_readings_evict_nobody() -> None:
@@ -153,7 +153,7 @@ def test_old_readings_evict_nobody() -> None:
     assert evictor.run_cycle(old, None, PolicyState(), 100 * S).victims == ()
     fresh = situation(106, [BATCH], samples=samples, files_age_s=29).snapshot
     evictor.run_cycle(fresh, None, PolicyState(), 106 * S)
-    assert killer.asked == [("default/batch", None)]
+    assert killer.evictions == [("default/batch", None)]
 
 
 def test_a_plugin_that_fails_is_a_source_that_is_down_and_evicts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +164,9 @@ def test_a_plugin_that_fails_is_a_source_that_is_down_and_evicts_nobody(monkeypa
     evictor = EvictionRunner(config(RSS), killer)
     assert evictor.status(evictor.run_cycle(over(100, batch=50, web=50), None, PolicyState(), 100 * S), 7).ok
     monkeypatch.setattr(manager, "_STATELESS_PLUGINS", {**manager._STATELESS_PLUGINS, RSS: broken})
-    found = evictor.run_cycle(over(106, batch=200, web=50), None, PolicyState(), 106 * S)
-    status = evictor.status(found, 7)
-    assert (status.name, status.ok, status.duration_ns, killer.asked) == ("eviction", False, 7, [])
+    result = evictor.run_cycle(over(106, batch=200, web=50), None, PolicyState(), 106 * S)
+    status = evictor.status(result, 7)
+    assert (status.name, status.ok, status.duration_ns, killer.evictions) == ("eviction", False, 7, [])
     assert status.error == f"{RSS}: This plugin failed: ZeroDivisionError: of no use"
 
 
@@ -195,11 +195,11 @@ def test_a_pool_that_is_sized_by_need_is_under_pressure_once_it_cannot_grow(
         AgentConfig(advisor=msgspec.convert(advisor, AdvisorConfig)),
         eviction=EvictionConfig(plugins=(LOAD,), load=CpuLoadEvictionConfig(ring_size=1)),
     )
-    placed = advice({"share": share, "reclaim": 8 - share})
+    advised = advice({"share": share, "reclaim": 8 - share})
     loaded = ContainerDemand(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=2.0, load_at_ns=100 * S)
-    known = PolicyState(advisor=AdvisorState(containers={"/web": loaded}))
-    found = EvictionRunner(settings, None).run_cycle(snapshot, placed, known, 100 * S)
-    assert [(each.subject, each.met) for each in found.thresholds] == [("share", met)]
+    policy_state = PolicyState(advisor=AdvisorState(containers={"/web": loaded}))
+    result = EvictionRunner(settings, None).run_cycle(snapshot, advised, policy_state, 100 * S)
+    assert [(each.subject, each.met) for each in result.thresholds] == [("share", met)]
 
 
 def test_cpus_that_no_pod_may_have_are_none_to_grow_into() -> None:
@@ -209,14 +209,16 @@ def test_cpus_that_no_pod_may_have_are_none_to_grow_into() -> None:
         eviction=EvictionConfig(plugins=(LOAD,), load=CpuLoadEvictionConfig(ring_size=1)),
     )
     loaded = ContainerDemand(cgroup_id=1, first_seen_ns=0, last_seen_ns=0, ramping=False, load1=2.0, load_at_ns=100 * S)
-    advisor, placed = AdvisorState(containers={"/web": loaded}), advice({"share": 5, "reclaim": 1})
+    advisor, advised = AdvisorState(containers={"/web": loaded}), advice({"share": 5, "reclaim": 1})
     for ceiling, met in (
         (AllowedCpus(cgroup="/kubepods", cpus=tuple(range(6))), ThresholdMet.SOFT),
         (None, ThresholdMet.NOT_MET),
     ):
-        known = PolicyState(advisor=advisor, allowed_cpus=ceiling)
-        found = EvictionRunner(settings, None).run_cycle(situation(100, [WEB], cpus=8).snapshot, placed, known, 100 * S)
-        assert [each.met for each in found.thresholds] == [met]
+        policy_state = PolicyState(advisor=advisor, ceiling=ceiling)
+        result = EvictionRunner(settings, None).run_cycle(
+            situation(100, [WEB], cpus=8).snapshot, advised, policy_state, 100 * S
+        )
+        assert [each.met for each in result.thresholds] == [met]
 
 
 def test_pods_of_a_card_without_a_link_leave_after_five_minutes() -> None:
@@ -229,13 +231,13 @@ def test_pods_of_a_card_without_a_link_leave_after_five_minutes() -> None:
         "bond0": Interface(received={}, sent={}, speed_mbit=2000, carrier=True),
     }
     pods = [pod(name, annotations={NIC_ANNOTATION: name}) for name in cards]
-    evictor, found = EvictionRunner(config(NETWORK), None), []
+    evictor, result = EvictionRunner(config(NETWORK), None), []
     for at_s in range(0, 306, 5):
-        seen = situation(at_s, pods, node={"interfaces": cards}).snapshot
-        found.append(evictor.run_cycle(seen, None, PolicyState(), at_s * S))
-    assert {each.subject for each in found[-1].thresholds} == {"eth0", "eth1", "bond0"}
-    assert [[victim.pod for victim in each.victims] for each in found if each.victims] == [["default/eth1"]]
-    assert found[60].victims, "300 s after the first look"
+        snapshot_now = situation(at_s, pods, node={"interfaces": cards}).snapshot
+        result.append(evictor.run_cycle(snapshot_now, None, PolicyState(), at_s * S))
+    assert {each.subject for each in result[-1].thresholds} == {"eth0", "eth1", "bond0"}
+    assert [[victim.pod for victim in each.victims] for each in result if each.victims] == [["default/eth1"]]
+    assert result[60].victims, "300 s after the first look"
     # Readings that are half a minute old say nothing of a link.
     old = situation(310, pods, node={"interfaces": cards}, files_age_s=31).snapshot
     assert evictor.run_cycle(old, None, PolicyState(), 310 * S).thresholds[0].reason.rule == "input_missing"
@@ -246,12 +248,12 @@ def test_what_is_lent_by_priority_and_not_the_pool_is_what_reclaimed_pods_may_us
     policy: str, allowed_cores: float
 ) -> None:
     """Three cores are lent of a node on whose six CPUs of the reclaim pool they may run; ten are requested."""
-    placed = msgspec.structs.replace(advice({"share": 10, "reclaim": 6}), policy=policy, reclaimable_cores=3.0)
+    advised = msgspec.structs.replace(advice({"share": 10, "reclaim": 6}), policy=policy, reclaimable_cores=3.0)
     greedy, evictor = pod("greedy", cores=10), EvictionRunner(config(CPU), None)
     for at_s in range(10, 61, 5):
         used = {"greedy": {"cpu_usage_ns": at_s * 2 * S}}
-        found = evictor.run_cycle(situation(at_s, [greedy], samples=used).snapshot, placed, PolicyState(), at_s * S)
-    satisfied = next(each for each in found.thresholds if each.scope == "be-satisfaction")
+        result = evictor.run_cycle(situation(at_s, [greedy], samples=used).snapshot, advised, PolicyState(), at_s * S)
+    satisfied = next(each for each in result.thresholds if each.scope == "be-satisfaction")
     assert satisfied.observed == pytest.approx(allowed_cores / 10)
 
 
@@ -259,17 +261,17 @@ def test_requests_are_held_against_what_is_advertised_and_not_against_one_round(
     """12 cores and 300 GiB requested: two times the 6 cores that are advertised, and more than five times the 40 GiB."""
     greedy, pools = pod("greedy", cores=12, memory=300 << 30), {"share": 10, "reclaim": 6}
     snapshot = situation(10, [greedy], cpus=16).snapshot
-    told = Headroom(cores=6.0, memory_bytes=float(40 << 30), reason=WHY)
-    found = EvictionRunner(config(RECLAIMED), None).run_cycle(snapshot, advice(pools, told), PolicyState(), 10 * S)
-    by_cpu, by_memory = sorted(found.thresholds, key=lambda each: each.scope.endswith("memory"))
+    notified = Headroom(cores=6.0, memory_bytes=float(40 << 30), reason=WHY)
+    result = EvictionRunner(config(RECLAIMED), None).run_cycle(snapshot, advice(pools, notified), PolicyState(), 10 * S)
+    by_cpu, by_memory = sorted(result.thresholds, key=lambda each: each.scope.endswith("memory"))
     assert (by_cpu.met, by_cpu.observed, by_cpu.value) == (ThresholdMet.SOFT, 12_000, 1.5 * 6000)
     assert (by_memory.met, by_memory.value) == (ThresholdMet.HARD, 5 * 40 * (1 << 30))
     for unknown in (None, Headroom(reason=WHY)):
-        found = EvictionRunner(config(RECLAIMED), None).run_cycle(
+        result = EvictionRunner(config(RECLAIMED), None).run_cycle(
             snapshot, advice(pools, unknown), PolicyState(), 10 * S
         )
-        assert all(each.met is not ThresholdMet.HARD for each in found.thresholds), "no window of samples is full yet"
-        assert not found.victims
+        assert all(each.met is not ThresholdMet.HARD for each in result.thresholds), "no window of samples is full yet"
+        assert not result.victims
 
 
 @pytest.mark.parametrize(
@@ -290,25 +292,25 @@ def test_what_is_promised_on_old_inputs_evicts_nobody(stale: tuple[str, ...], me
     )  # fmt: skip
     for name in (RECLAIMED, NUMA):
         evictor = EvictionRunner(config(name), None)
-        found = evictor.run_cycle(situation(10, [greedy]).snapshot, advice({}, left), PolicyState(), 10 * S)
-        ordered = sorted(found.thresholds, key=lambda each: each.scope.endswith("memory"))
+        result = evictor.run_cycle(situation(10, [greedy]).snapshot, advice({}, left), PolicyState(), 10 * S)
+        ordered = sorted(result.thresholds, key=lambda each: each.scope.endswith("memory"))
         assert [each.met for each in ordered] == met
         assert [each.reason.rule == "input_missing" for each in ordered] == [
             each is ThresholdMet.NOT_MET for each in met
         ]
-        assert bool(found.victims) == ("cpu" not in stale)
+        assert bool(result.victims) == ("cpu" not in stale)
 
 
 def test_pods_are_judged_on_the_numa_node_that_qrm_bound_them_to() -> None:
     """11 cores requested on NUMA node 1, where half of the 4 cores are to be had that are advertised."""
     greedy = pod("greedy", cores=11)
     entry = CpusetEntry(owner_pool_name="reclaim", allocation_result="8-15", bound_numa=(1,))
-    known = PolicyState(cpus=CpusetState(pod_entries={greedy.uid: {"greedy": entry}}))
-    placed = advice({"reclaim": 3}, Headroom(cores=4.0, cores_by_numa={0: 2.0, 1: 2.0}, reason=WHY))
+    policy_state = PolicyState(cpus=CpusetState(pod_entries={greedy.uid: {"greedy": entry}}))
+    advised = advice({"reclaim": 3}, Headroom(cores=4.0, cores_by_numa={0: 2.0, 1: 2.0}, reason=WHY))
     evictor = EvictionRunner(config(NUMA), None)
     for at_s in range(10, 200, 10):
-        found = evictor.run_cycle(situation(at_s, [greedy], cpus=16, numa=2).snapshot, placed, known, at_s * S)
-    by_scope = {each.scope: each for each in found.thresholds}
+        result = evictor.run_cycle(situation(at_s, [greedy], cpus=16, numa=2).snapshot, advised, policy_state, at_s * S)
+    by_scope = {each.scope: each for each in result.thresholds}
     here = by_scope["zone1|resource.katalyst.kubewharf.io/reclaimed_millicpu"]
     assert (here.met, here.observed, here.value) == (ThresholdMet.HARD, 11_000, 5 * 2000)
     assert not any(scope.startswith("zone0") for scope in by_scope)
@@ -318,12 +320,12 @@ def test_pods_are_judged_on_the_numa_node_that_qrm_bound_them_to() -> None:
 def test_a_load_that_nobody_renews_is_not_known(dies_at_s: int, met: ThresholdMet) -> None:
     """Twice as much as the four CPUs bear; with nothing known of waits from 300 s on, the last sample of it is of 330 s."""
     evictor = EvictionRunner(config(LOAD), None)
-    placed = advice({"share": 4, "reclaim": 4})
+    advised = advice({"share": 4, "reclaim": 4})
     for at_s in range(100, 1000, 10):
         loaded = ContainerDemand(
             cgroup_id=1, first_seen_ns=0, last_seen_ns=at_s * S, ramping=False, load1=8.0,
             load_at_ns=min(at_s, dies_at_s) * S,
         )  # fmt: skip
-        known = PolicyState(advisor=AdvisorState(containers={"/web": loaded}))
-        found = evictor.run_cycle(situation(at_s, [WEB], cpus=8).snapshot, placed, known, at_s * S)
-    assert found.thresholds[0].met is met
+        policy_state = PolicyState(advisor=AdvisorState(containers={"/web": loaded}))
+        result = evictor.run_cycle(situation(at_s, [WEB], cpus=8).snapshot, advised, policy_state, at_s * S)
+    assert result.thresholds[0].met is met

@@ -35,12 +35,12 @@ def stats(uid: str, size: int, inodes: int, at_ns: int = 1) -> wire.ContainerSta
 class Runtime:
     """One that says how much there is."""
 
-    def __init__(self, *said: wire.ContainerStats) -> None:
-        self.said, self.asked = said, 0
+    def __init__(self, *reply: wire.ContainerStats) -> None:
+        self.reply, self.requests = reply, 0
 
     async def answer(self, _request: Any, _words: Mapping[str, str]) -> wire.ListContainerStatsResponse:
-        self.asked += 1
-        return wire.ListContainerStatsResponse(stats=self.said)
+        self.requests += 1
+        return wire.ListContainerStatsResponse(stats=self.reply)
 
     def service(self) -> GrpcService:
         return GrpcService(SERVICE, {"ListContainerStats": self.answer})
@@ -55,12 +55,12 @@ async def test_layers_are_summed_by_pod_and_known_for_a_minute(tmp_path: Path) -
     now = [100.0]
     it = WritableLayers(tmp_path / "c.sock", 5, lambda: True, lambda: now[0])
     assert it.use() == {}
-    await it.look()
+    await it.poll()
     known = {"u-1": RootfsUse(used_bytes=12288, inodes=4), "u-2": RootfsUse(used_bytes=1, inodes=1)}
     assert (it.use(), it.problem()) == (known, None)
     await server.stop()
     now[0] = 160.0
-    await it.look()
+    await it.poll()
     assert it.use() == known, "what it said last"
     trouble = it.problem()
     assert trouble is not None
@@ -76,10 +76,10 @@ async def test_who_wants_to_know_nothing_costs_nothing(tmp_path: Path, monkeypat
     it = WritableLayers(tmp_path / "c.sock", 5, lambda: wanted[0])
     task = asyncio.create_task(it.run())
     await asyncio.sleep(0.1)
-    assert runtime.asked == 0
+    assert runtime.requests == 0
     wanted[0] = True
     async with asyncio.timeout(20):
-        while runtime.asked < 2:
+        while runtime.requests < 2:
             await asyncio.sleep(0.01)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -89,17 +89,17 @@ async def test_who_wants_to_know_nothing_costs_nothing(tmp_path: Path, monkeypat
 
 def test_whose_layers_are_full_leaves_by_the_uid_that_they_are_of() -> None:
     """5 GiB are free of 100, and 6 are to be; another pod had the name before."""
-    said = config(PRESSURE)
-    said = type(said)(eviction=type(said.eviction)(plugins=(PRESSURE,), rootfs_pressure=SIX_GIB))
+    reply = config(PRESSURE)
+    reply = type(reply)(eviction=type(reply.eviction)(plugins=(PRESSURE,), rootfs_pressure=SIX_GIB))
     room = Filesystem(size_bytes=100 * GIB, available_bytes=5 * GIB, inodes=1000, free_inodes=500)
-    asked = []
+    requests = []
     for uid in ("u-before", BATCH.uid):
         killer = Remembering()
-        evictor = EvictionRunner(said, killer)
+        evictor = EvictionRunner(reply, killer)
         assert evictor.is_enabled(PRESSURE)
         evictor.rootfs = lambda uid=uid: {uid: RootfsUse(used_bytes=GIB, inodes=1)}  # type: ignore[misc]
         seen = situation(100, [BATCH], samples={"batch": {"threads": 1}}, node={"filesystems": {"/": room}}).snapshot
-        found = evictor.run_cycle(seen, None, PolicyState(), 100 * S)
-        assert found.thresholds[0].met.value == "hard"
-        asked.append([key for key, _ in killer.asked])
-    assert asked == [[], ["default/batch"]]
+        result = evictor.run_cycle(seen, None, PolicyState(), 100 * S)
+        assert result.thresholds[0].met.value == "hard"
+        requests.append([key for key, _ in killer.evictions])
+    assert requests == [[], ["default/batch"]]

@@ -220,7 +220,7 @@ async def test_one_that_hangs_holds_up_no_round_and_no_other_plugin(
 
 def _again(manager: Manager) -> EvictionRunner:
     """A manager without a past, so that it judges at once."""
-    evictor = EvictionRunner(manager.evictor._all, manager.killer)
+    evictor = EvictionRunner(manager.evictor._agent_config, manager.killer)
     evictor.external_findings = manager.external_findings.findings
     return evictor
 

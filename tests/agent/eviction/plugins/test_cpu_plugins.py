@@ -122,41 +122,41 @@ def play_load(
     ],
 )
 def test_load_of_a_pool(total: float, samples: int, limit: float | None, met: ThresholdMet) -> None:
-    found, _ = play_load([{"a": 1.0, "b": total - 1.0}] * samples, limit=limit)
-    assert found.threshold.met is met
-    assert names(found) == (["b", "a"] if met is HARD else [])
-    assert (found.threshold.condition is not None) == (met is not NOT_MET)
-    assert found.threshold.value == 0.8, "the threshold, and not what was observed"
+    actual, _ = play_load([{"a": 1.0, "b": total - 1.0}] * samples, limit=limit)
+    assert actual.threshold.met is met
+    assert names(actual) == (["b", "a"] if met is HARD else [])
+    assert (actual.threshold.condition is not None) == (met is not NOT_MET)
+    assert actual.threshold.value == 0.8, "the threshold, and not what was observed"
 
 
 def test_the_highest_load_of_all_samples_leaves() -> None:
-    found, _ = play_load([{"a": 9.0, "b": 1.0}] * 6 + [{"a": 1.0, "b": 8.0}] * 4)
-    assert names(found) == ["a", "b"]
-    assert found.cool_down_s == 300
-    assert found.candidates[0].grace_s is None
+    actual, _ = play_load([{"a": 9.0, "b": 1.0}] * 6 + [{"a": 1.0, "b": 8.0}] * 4)
+    assert names(actual) == ["a", "b"]
+    assert actual.cool_down_s == 300
+    assert actual.candidates[0].grace_s is None
 
 
 def test_an_unknown_load_is_no_sample() -> None:
-    found, memory = play_load([{"a": 9.0}] * 7 + [{}] * 3)
-    assert (found.threshold.reason.rule, memory.pools) == ("input_missing", {})
-    found, memory = play_load([{"a": 9.0}] * 7 + [{}] * 2)
-    assert (found.threshold.met, len(memory.pools["share"].values)) == (NOT_MET, 7)
+    actual, memory = play_load([{"a": 9.0}] * 7 + [{}] * 3)
+    assert (actual.threshold.reason.rule, memory.pools) == ("input_missing", {})
+    actual, memory = play_load([{"a": 9.0}] * 7 + [{}] * 2)
+    assert (actual.threshold.met, len(memory.pools["share"].values)) == (NOT_MET, 7)
     assert play_load([{"a": 9.0}] * 8 + [{}])[0].threshold.met is HARD
 
 
 def test_a_load_that_was_last_known_a_minute_ago_is_not_known() -> None:
     """Half a minute for the next sample and half a minute of staleness; one look more, and all begins anew."""
     assert play_load([{"a": 9.0}] * 10 + [{}] * 2)[0].threshold.met is HARD
-    found, memory = play_load([{"a": 9.0}] * 10 + [{}] * 3)
-    assert (found.threshold.reason.rule, names(found)) == ("input_missing", [])
+    actual, memory = play_load([{"a": 9.0}] * 10 + [{}] * 3)
+    assert (actual.threshold.reason.rule, names(actual)) == ("input_missing", [])
     assert (memory.pools, memory.pods) == ({}, {})
-    found, _ = play_load([{"a": 9.0}] * 10 + [{}] * 3 + [{"a": 9.0}] * 7)
-    assert (found.threshold.met, found.threshold.observed) == (NOT_MET, 0.7)
+    actual, _ = play_load([{"a": 9.0}] * 10 + [{}] * 3 + [{"a": 9.0}] * 7)
+    assert (actual.threshold.met, actual.threshold.observed) == (NOT_MET, 0.7)
 
 
 def test_a_pod_whose_load_is_not_known_any_more_does_not_leave_for_what_it_was() -> None:
-    found, _ = play_load([{"a": 90.0, "b": 9.0}] * 10 + [{"b": 9.0}] * 3)
-    assert (found.threshold.met, names(found)) == (HARD, ["b"])
+    actual, _ = play_load([{"a": 90.0, "b": 9.0}] * 10 + [{"b": 9.0}] * 3)
+    assert (actual.threshold.met, names(actual)) == (HARD, ["b"])
 
 
 @pytest.mark.parametrize("pool", ["reclaim", "dedicated", "reserve", "fallback", "isolation-x", "reserve-NUMA1"])
@@ -205,7 +205,7 @@ def tolerant(name: str, cores: float, rate: float | None, **more: object) -> Pod
 
 
 @pytest.mark.parametrize(
-    ("rate", "seconds", "who"),
+    ("rate", "seconds", "victims"),
     [
         (2.0, 301, []),  # 8 cores over 4 CPUs is 2 times exactly
         (1.9, 300, []),
@@ -214,8 +214,8 @@ def tolerant(name: str, cores: float, rate: float | None, **more: object) -> Pod
         (9.0, 301, []),
     ],
 )
-def test_suppression(rate: float | None, seconds: int, who: list[str]) -> None:
-    assert names(play_suppression([tolerant("a", 8, rate)], 4, seconds)[0]) == who
+def test_suppression(rate: float | None, seconds: int, victims: list[str]) -> None:
+    assert names(play_suppression([tolerant("a", 8, rate)], 4, seconds)[0]) == victims
 
 
 def test_nobody_has_to_bear_more_than_five_times() -> None:
@@ -231,8 +231,8 @@ def test_each_victim_is_taken_off_before_the_next_is_judged() -> None:
 
 def test_who_cannot_be_made_to_leave_takes_nothing_off() -> None:
     pods = [tolerant("a", 8, 2.0), tolerant("b", 8, 2.0, priority=-1), tolerant("c", 4, 2.0)]
-    found = play_suppression(pods, 4, 301, stuck=frozenset({"default/b"}))[0]
-    assert names(found) == ["a", "c"], "20, and 12 with the 8 of `b`"
+    actual = play_suppression(pods, 4, 301, stuck=frozenset({"default/b"}))[0]
+    assert names(actual) == ["a", "c"], "20, and 12 with the 8 of `b`"
     alone = play_suppression(pods[:1], 1, 301, stuck=frozenset({"default/a"}))[0]
     assert (names(alone), alone.threshold.met) == ([], SOFT), "it bears 8 of 1, whether or not it can be made to leave"
 
@@ -248,8 +248,8 @@ def test_the_quotas_of_numa_nodes_add_up_for_pods_that_may_run_on_all_of_them() 
     sizes = tuple(PoolSize(pool="reclaim", numa=numa, cpus=0, quota_cores=3.0) for numa in (-1, 1))
 
     def supplies(*pods: Pod) -> list[object]:
-        found = play_suppression(pods, 16, 301, sizes, numa=2)
-        return [each.threshold.reason.inputs["supply_cores"] for each in found]
+        actual = play_suppression(pods, 16, 301, sizes, numa=2)
+        return [each.threshold.reason.inputs["supply_cores"] for each in actual]
 
     assert supplies(tolerant("free", 9, 2.0)) == [6.0]
     assert supplies(tolerant("free", 9, 2.0), tolerant("near", 9, 2.0, numa=(0,))) == [3.0, 3.0]
@@ -259,8 +259,8 @@ def test_the_quotas_of_numa_nodes_add_up_for_pods_that_may_run_on_all_of_them() 
 def test_bound_pods_are_judged_on_their_own_numa_node() -> None:
     """Eight CPUs on each of two nodes; the pool has 0-11: eight on node 0 and four on node 1."""
     pods = [tolerant("bound", 9, 2.0, numa=(1,)), tolerant("free", 15, 2.0)]
-    found = play_suppression(pods, 12, 301, numa=2)
-    assert [(each.threshold.reason.inputs["supply_cores"], names(each)) for each in found] == [
+    actual = play_suppression(pods, 12, 301, numa=2)
+    assert [(each.threshold.reason.inputs["supply_cores"], names(each)) for each in actual] == [
         (8.0, []),
         (4.0, ["bound"]),
     ]
@@ -270,18 +270,18 @@ def test_bound_pods_are_judged_on_their_own_numa_node() -> None:
 def test_suppression_starts_anew_after_relief_and_after_a_look_without_a_pool(cpus: int | None) -> None:
     pods, pool = [tolerant("a", 8, 1.0)], {"reclaim": (0, 1)}
     gap = pool if cpus is None else {"reclaim": tuple(range(cpus))}
-    memory, found = CpuSuppressionState(), ()
+    memory, actual = CpuSuppressionState(), ()
     for at_s in range(0, 605, 5):
         at = situation(at_s, pods, pools=(gap if cpus else {}) if at_s == 300 else pool)
-        found, memory = cpu_pressure_suppression.evaluate_cpu_suppression(at, memory, CpuSuppressionEvictionConfig())
+        actual, memory = cpu_pressure_suppression.evaluate_cpu_suppression(at, memory, CpuSuppressionEvictionConfig())
         if at_s == 300:
             assert memory == CpuSuppressionState()
-    assert names(found[0]) == [], "since 305 s, and not since 0"
+    assert names(actual[0]) == [], "since 305 s, and not since 0"
     for at_s in (605, 610):
-        found, memory = cpu_pressure_suppression.evaluate_cpu_suppression(
+        actual, memory = cpu_pressure_suppression.evaluate_cpu_suppression(
             situation(at_s, pods, pools=pool), memory, CpuSuppressionEvictionConfig()
         )
-    assert names(found[0]) == ["a"]
+    assert names(actual[0]) == ["a"]
 
 
 # CPU of NUMA nodes: two nodes of eight CPUs
@@ -312,21 +312,21 @@ TWO = {"a": 0, "b": 0, "c": 1}
     ],
 )
 def test_numa_cpu(cores: dict[str, float], samples: int, met: ThresholdMet) -> None:
-    found = play_numa_cpu(cores, TWO, samples)
-    assert found.threshold.met is met
-    assert found.threshold.condition is None, "there is room on the other node"
+    actual = play_numa_cpu(cores, TWO, samples)
+    assert actual.threshold.met is met
+    assert actual.threshold.condition is None, "there is room on the other node"
 
 
 def test_numa_cpu_on_every_node_keeps_new_pods_away() -> None:
-    found = play_numa_cpu({"a": 6, "b": 0.1, "c": 6}, TWO)
-    assert found.threshold.condition is not None
-    assert found.threshold.condition.name == "NumaCPUPressure"
+    actual = play_numa_cpu({"a": 6, "b": 0.1, "c": 6}, TWO)
+    assert actual.threshold.condition is not None
+    assert actual.threshold.condition.name == "NumaCPUPressure"
 
 
 def test_the_pod_that_closes_the_gap_goes_first() -> None:
     # node 0 uses 0.85 of itself, 0.25 above 0.6: b has 0.25, a 0.6
-    found = play_numa_cpu({"a": 4.8, "b": 2.0, "c": 0}, TWO)
-    assert names(found) == ["b", "a"]
+    actual = play_numa_cpu({"a": 4.8, "b": 2.0, "c": 0}, TWO)
+    assert names(actual) == ["b", "a"]
 
 
 def test_numa_cpu_of_unknown_use_is_missing() -> None:
@@ -391,7 +391,7 @@ def play_numa_sys(cores: Mapping[str, tuple[float, float]], samples: int = 5) ->
 
 
 @pytest.mark.parametrize(
-    ("cores", "samples", "met", "who"),
+    ("cores", "samples", "met", "victims"),
     [
         ({"a": (4.08, 2.04)}, 5, HARD, ["a"]),  # 0.51 of the node, half of it in the kernel
         ({"a": (4.0, 2.0)}, 5, SOFT, []),  # 0.5 is not more than 0.5
@@ -403,11 +403,11 @@ def play_numa_sys(cores: Mapping[str, tuple[float, float]], samples: int = 5) ->
         ({"a": (2.0, 1.9), "b": (2.0, 0.6), "c": (2.0, 0.59)}, 5, HARD, ["a", "b"]),
     ],
 )
-def test_numa_sys(cores: dict[str, tuple[float, float]], samples: int, met: ThresholdMet, who: list[str]) -> None:
-    found = play_numa_sys(cores, samples)
-    assert (found.threshold.met, names(found)) == (met, who)
-    assert (found.threshold.condition is not None) == (met is not NOT_MET)
-    assert all(candidate.grace_s == 60 for candidate in found.candidates)
+def test_numa_sys(cores: dict[str, tuple[float, float]], samples: int, met: ThresholdMet, victims: list[str]) -> None:
+    actual = play_numa_sys(cores, samples)
+    assert (actual.threshold.met, names(actual)) == (met, victims)
+    assert (actual.threshold.condition is not None) == (met is not NOT_MET)
+    assert all(candidate.grace_s == 60 for candidate in actual.candidates)
 
 
 # Koordinator's
@@ -438,7 +438,7 @@ def play_koordinator(
 
 
 @pytest.mark.parametrize(
-    ("use", "requests", "samples", "who"),
+    ("use", "requests", "samples", "victims"),
     [
         ({"a": 1.8, "b": 1.801}, {"a": 4, "b": 4}, 25, ["b"]),  # 4 of 8 cores, 90 % used: 0.3 x 8 have to go
         ({"a": 1.8, "b": 1.79}, {"a": 4, "b": 4}, 25, []),
@@ -450,9 +450,9 @@ def play_koordinator(
     ],
 )
 def test_best_effort_satisfaction(
-    use: dict[str, float], requests: dict[str, float], samples: int, who: list[str]
+    use: dict[str, float], requests: dict[str, float], samples: int, victims: list[str]
 ) -> None:
-    assert names(play_koordinator(use, requests, range(4), samples)["be-satisfaction"]) == who
+    assert names(play_koordinator(use, requests, range(4), samples)["be-satisfaction"]) == victims
 
 
 def reclaim(numa: int, cpus: int, quota: float | None = None) -> PoolSize:
@@ -460,7 +460,7 @@ def reclaim(numa: int, cpus: int, quota: float | None = None) -> PoolSize:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "lent", "allowed_cores"),
+    ("sizes", "reclaimable", "allowed_cores"),
     [
         ((), None, 28),
         ((reclaim(NOT_NUMA_BOUND, 28),), None, 28),
@@ -475,31 +475,37 @@ def reclaim(numa: int, cpus: int, quota: float | None = None) -> PoolSize:
     ],
 )
 def test_what_reclaimed_pods_may_use_is_said_of_each_numa_node(
-    sizes: tuple[PoolSize, ...], lent: float | None, allowed_cores: float
+    sizes: tuple[PoolSize, ...], reclaimable: float | None, allowed_cores: float
 ) -> None:
     """Two NUMA nodes of 24 CPUs; the pool has four of node 0 and all of node 1. 20 cores are requested, and 18 used."""
-    found = play_koordinator(
-        {"a": 18}, {"a": 20}, range(20, 48), cpus=48, numa=2, reclaimable_cores=lent, advice=CpuAdvice(sizes=sizes)
+    actual = play_koordinator(
+        {"a": 18},
+        {"a": 20},
+        range(20, 48),
+        cpus=48,
+        numa=2,
+        reclaimable_cores=reclaimable,
+        advice=CpuAdvice(sizes=sizes),
     )["be-satisfaction"]
-    assert found.threshold.observed == pytest.approx(allowed_cores / 20)
-    assert names(found) == (["a"] if allowed_cores / 20 <= 0.6 and 18 / allowed_cores >= 0.9 else [])
+    assert actual.threshold.observed == pytest.approx(allowed_cores / 20)
+    assert names(actual) == (["a"] if allowed_cores / 20 <= 0.6 and 18 / allowed_cores >= 0.9 else [])
 
 
 def test_use_of_the_node_down_to_two_points_below() -> None:
     # 16 CPUs, 11.36 in use is 71 %: 0.03 x 16 = 0.48 cores have to go
-    found = play_koordinator({"a": 0.4, "b": 0.3, "node": 11.36}, {"a": 1, "b": 1}, range(16))
-    assert names(found["node-cpu"]) == ["a", "b"]
+    actual = play_koordinator({"a": 0.4, "b": 0.3, "node": 11.36}, {"a": 1, "b": 1}, range(16))
+    assert names(actual["node-cpu"]) == ["a", "b"]
     assert names(play_koordinator({"a": 0.4, "node": 11.19}, {"a": 1}, range(16))["node-cpu"]) == []
 
 
 def test_what_one_rule_releases_is_gone_for_the_next() -> None:
-    promised = Headroom(cores=2.0, reason=WHY)
-    found = play_koordinator({"a": 1.9, "b": 1.9}, {"a": 4, "b": 4}, range(4), headroom=promised)
-    assert (names(found["be-satisfaction"]), names(found["cpu-allocatable"])) == (["a"], ["b"])
-    assert found["cpu-allocatable"].threshold.observed == 4
+    headroom_cores = Headroom(cores=2.0, reason=WHY)
+    actual = play_koordinator({"a": 1.9, "b": 1.9}, {"a": 4, "b": 4}, range(4), headroom=headroom_cores)
+    assert (names(actual["be-satisfaction"]), names(actual["cpu-allocatable"])) == (["a"], ["b"])
+    assert actual["cpu-allocatable"].threshold.observed == 4
 
 
-@pytest.mark.parametrize("promised", [None, Headroom(reason=WHY)])
-def test_nothing_promised_is_not_zero_promised(promised: Headroom | None) -> None:
-    found = play_koordinator({"a": 0.1}, {"a": 1}, range(4), headroom=promised)
-    assert found["cpu-allocatable"].threshold.reason.rule == "input_missing"
+@pytest.mark.parametrize("headroom_cores", [None, Headroom(reason=WHY)])
+def test_nothing_promised_is_not_zero_promised(headroom_cores: Headroom | None) -> None:
+    actual = play_koordinator({"a": 0.1}, {"a": 1}, range(4), headroom=headroom_cores)
+    assert actual["cpu-allocatable"].threshold.reason.rule == "input_missing"

@@ -51,8 +51,8 @@ def test_free_bytes(config: RootfsPressureConfig, free: int, met: ThresholdMet) 
 def test_free_inodes() -> None:
     config = RootfsPressureConfig(minimum_free_inodes=FilesystemThreshold(number=50))
     assert rootfs_pressure.evaluate_rootfs_pressure(disk(0, free_inodes=50), config)[1].threshold.met is NOT_MET
-    found = rootfs_pressure.evaluate_rootfs_pressure(disk(0, free_inodes=49, batch=3 * GIB, web=5 * GIB), config)[1]
-    assert (found.threshold.met, names(found)) == (HARD, ["web", "batch"])
+    actual = rootfs_pressure.evaluate_rootfs_pressure(disk(0, free_inodes=49, batch=3 * GIB, web=5 * GIB), config)[1]
+    assert (actual.threshold.met, names(actual)) == (HARD, ["web", "batch"])
 
 
 @pytest.mark.parametrize(("size", "met"), [(10 * GIB, HARD), (10 * GIB - 1, NOT_MET)])
@@ -67,12 +67,12 @@ def test_who_leaves_for_the_file_system() -> None:
         reclaimed_priority=FilesystemThreshold(ratio=0.03),
     )
     used = {"batch": 3 * GIB + 1, "cron": 2 * GIB - 1, "web": 9 * GIB}
-    found = rootfs_pressure.evaluate_rootfs_pressure(disk(0, **used), config)[0]
-    assert names(found) == ["batch", "web"], (
+    actual = rootfs_pressure.evaluate_rootfs_pressure(disk(0, **used), config)[0]
+    assert names(actual) == ["batch", "web"], (
         "a reclaimed pod above its own bound first; who uses little or is not known, never"
     )
-    assert found.threshold.condition is not None
-    assert found.threshold.condition.name == "SystemRootfs"
+    assert actual.threshold.condition is not None
+    assert actual.threshold.condition.name == "SystemRootfs"
     assert names(rootfs_pressure.evaluate_rootfs_pressure(disk(0, **{**used, "batch": 3 * GIB}), config)[0]) == [
         "web",
         "batch",
@@ -97,8 +97,8 @@ def test_an_unknown_file_system_is_no_full_one() -> None:
     ],
 )
 def test_overuse(amount: FilesystemThreshold, used: int, over: bool) -> None:
-    found = rootfs_pressure.evaluate_rootfs_overuse(disk(0, web=used), RootfsOveruseConfig(shared=amount))[0]
-    assert names(found) == (["web"] if over else [])
+    actual = rootfs_pressure.evaluate_rootfs_overuse(disk(0, web=used), RootfsOveruseConfig(shared=amount))[0]
+    assert names(actual) == (["web"] if over else [])
 
 
 def test_the_largest_writers_of_the_levels_that_are_judged() -> None:
@@ -127,10 +127,10 @@ def cards(
 
 def test_a_card_without_bandwidth_for_five_minutes() -> None:
     _, memory = cards(0, 100, NetworkEvictionState())
-    found, memory = cards(0, 399, memory)
-    assert {each.threshold.met for each in found} == {NOT_MET}
-    found, _ = cards(0, 400, memory)
-    assert [(each.threshold.met, names(each)) for each in found] == [(NOT_MET, []), (SOFT, ["on"])]
+    actual, memory = cards(0, 399, memory)
+    assert {each.threshold.met for each in actual} == {NOT_MET}
+    actual, _ = cards(0, 400, memory)
+    assert [(each.threshold.met, names(each)) for each in actual] == [(NOT_MET, []), (SOFT, ["on"])]
     _, memory = cards(1, 350, memory)
     assert cards(0, 400, memory)[0][1].threshold.observed == 0, "one look with bandwidth starts anew"
 
@@ -142,8 +142,8 @@ def test_unknown_cards_begin_anew() -> None:
     assert cards(0, 400, memory)[0][1].threshold.observed == 0, "what happened in between is not known"
 
 
-@pytest.mark.parametrize(("stuck", "who"), [((), ["a", "b"]), (("default/a",), ["b", "c"])])
-def test_as_many_leave_for_power_as_can(stuck: tuple[str, ...], who: list[str]) -> None:
+@pytest.mark.parametrize(("stuck", "victims"), [((), ["a", "b"]), (("default/a",), ["b", "c"])])
+def test_as_many_leave_for_power_as_can(stuck: tuple[str, ...], victims: list[str]) -> None:
     pods = [pod(name, cores=1) for name in "abc"]
     answer = PowerAction(
         kind=PowerActionKind.EVICT, at_ns=1, count=2, current_watts=300, reason=Reason(rule="r", text="t")
@@ -151,7 +151,7 @@ def test_as_many_leave_for_power_as_can(stuck: tuple[str, ...], who: list[str]) 
     findings, _ = node_power_pressure.evaluate_node_power(
         situation(pods=pods, power=answer, stuck=frozenset(stuck)), NodePowerEvictionState()
     )
-    assert names(findings[0]) == who
+    assert names(findings[0]) == victims
 
 
 def test_the_trouble_is_not_over_because_a_budget_keeps_who_was_chosen_for_power() -> None:
@@ -162,8 +162,8 @@ def test_the_trouble_is_not_over_because_a_budget_keeps_who_was_chosen_for_power
         situation(pods=[pod("a", cores=1)], power=answer), NodePowerEvictionState()
     )
     assert (names(first), first.threshold.met) == (["a"], HARD)
-    kept = situation(pods=[pod("a", cores=1)], power=answer, stuck=frozenset({"default/a"}))
-    (later,), memory = node_power_pressure.evaluate_node_power(kept, memory)
+    retained = situation(pods=[pod("a", cores=1)], power=answer, stuck=frozenset({"default/a"}))
+    (later,), memory = node_power_pressure.evaluate_node_power(retained, memory)
     assert (names(later), later.threshold.met) == ([], HARD)
     (left,), _ = node_power_pressure.evaluate_node_power(situation(power=answer), memory)
     assert (names(left), left.threshold.met) == ([], NOT_MET)
