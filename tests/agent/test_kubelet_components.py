@@ -32,14 +32,14 @@ async def test_pods_are_there_at_once_and_nothing_is_left_behind(tmp_path: Path)
         return web.Response(body=listing(pod("web")))
 
     async with serving(kubelet) as url:
-        said = {"kubelet": {"url": url, "runtimeSocket": f"unix://{tmp_path}/c.sock", "intervalS": 0.2}}
+        answer = {"kubelet": {"url": url, "runtimeSocket": f"unix://{tmp_path}/c.sock", "intervalS": 0.2}}
         async with AsyncExitStack() as stack:
             hierarchy = Hierarchy(v1={}, v2=tmp_path / "cgroup")
             pods, probes = await open_kubelet(
-                msgspec.convert(said, AgentConfig), PodParsingContext(), hierarchy, SupervisedTasks(stack)
+                msgspec.convert(answer, AgentConfig), PodParsingContext(), hierarchy, SupervisedTasks(stack)
             )
-            (found,) = pods.read()
-            assert [each.cgroup for each in found.containers] == [path]
+            (result,) = pods.read()
+            assert [each.cgroup for each in result.containers] == [path]
             assert [(probe.name, probe.form, probe.problem()) for probe in probes] == [
                 ("kubelet", "http", None),
                 ("container-runtime", f"{tmp_path}/c.sock", None),
@@ -51,10 +51,10 @@ async def test_pods_are_there_at_once_and_nothing_is_left_behind(tmp_path: Path)
 
 
 async def test_a_kubelet_that_is_not_there_is_no_reason_not_to_start(tmp_path: Path) -> None:
-    said = {"kubelet": {"url": "http://127.0.0.1:1", "runtimeSocket": ""}}
+    answer = {"kubelet": {"url": "http://127.0.0.1:1", "runtimeSocket": ""}}
     async with AsyncExitStack() as stack:
         pods, (kubelet, _) = await open_kubelet(
-            msgspec.convert(said, AgentConfig),
+            msgspec.convert(answer, AgentConfig),
             PodParsingContext(),
             Hierarchy(v1={}, v2=tmp_path),
             SupervisedTasks(stack),
