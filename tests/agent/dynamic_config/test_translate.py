@@ -45,11 +45,7 @@ def translated(grammar: ConfigKind, config: Any) -> Mapping[str, Any]:
     ("field", "value", "settings"),
     [
         (f"{RECLAIM}.enableReclaim", False, {"advisor.enableReclaim": False}),
-        (
-            f"{RECLAIM}.disableReclaimSharePools",
-            ["batch"],
-            {"advisor.provision.disableReclaimSharePools": ["batch"]},
-        ),
+        (f"{RECLAIM}.disableReclaimSharePools", ["batch"], {"advisor.provision.disableReclaimSharePools": ["batch"]}),
         (
             f"{RECLAIM}.reservedResourceForReport",
             {"cpu": "2500m", "memory": "5Gi"},
@@ -86,11 +82,7 @@ def translated(grammar: ConfigKind, config: Any) -> Mapping[str, Any]:
             "250m",
             {"advisor.provision.numaMinReclaimedRatio": 0.25},
         ),
-        (
-            f"{RECLAIM}.numaMinReclaimedResourceForAllocate.cpu",
-            "1500m",
-            {"advisor.provision.numaMinReclaimedCores": 2},
-        ),
+        (f"{RECLAIM}.numaMinReclaimedResourceForAllocate.cpu", "1500m", {"advisor.provision.numaMinReclaimedCores": 2}),
         (
             f"{RECLAIM}.cpuHeadroomConfig.utilBasedConfig",
             {
@@ -259,7 +251,7 @@ def translated(grammar: ConfigKind, config: Any) -> Mapping[str, Any]:
             {"eviction.plugins.network-eviction-plugin": True, "eviction.network.toleranceS": 600.0},
         ),
     ],
-)
+)  # fmt: skip
 def test_admin_qos(field: str, value: Any, settings: Mapping[str, Any]) -> None:
     assert translated(ADMIN, nested(field, value)) == settings
 

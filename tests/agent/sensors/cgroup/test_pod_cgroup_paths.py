@@ -44,13 +44,9 @@ BURST = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDER}
         ),
         (PodCgroupIdentity(UID, "Guaranteed"), CgroupDriver.CGROUPFS, f"/kubepods/pod{UID}"),
         (PodCgroupIdentity(UID, "Burstable"), CgroupDriver.CGROUPFS, f"/kubepods/burstable/pod{UID}"),
-        (
-            PodCgroupIdentity(UID, "BestEffort", "/a/b-c/"),
-            CgroupDriver.CGROUPFS,
-            f"/a/b-c/kubepods/besteffort/pod{UID}",
-        ),
+        (PodCgroupIdentity(UID, "BestEffort", "/a/b-c/"), CgroupDriver.CGROUPFS, f"/a/b-c/kubepods/besteffort/pod{UID}"),
     ],
-)
+)  # fmt: skip
 def test_pods(home: PodCgroupIdentity, driver: CgroupDriver, path: str) -> None:
     assert pod_cgroup_path(home, driver) == path
 

@@ -101,11 +101,7 @@ def test_network_bandwidth_is_in_megabits() -> None:
 @pytest.mark.parametrize(
     ("requests", "limits", "message"),
     [
-        (
-            {MILLICPU: "500m"},
-            {},
-            f".requests.{MILLICPU}: '500m' is not a whole number of thousandths of a CPU; write one",
-        ),
+        ({MILLICPU: "500m"}, {}, f".requests.{MILLICPU}: '500m' is not a whole number of thousandths of a CPU; write one"),
         ({NET_BANDWIDTH: 0.5}, {}, f".requests.{NET_BANDWIDTH}: 0.5 is not a whole number of Mbit/s; write one"),
         ({MEMORY: 0.5}, {}, f".requests.{MEMORY}: 0.5 is not a whole number of bytes; write one"),
         ({MILLICPU: "1k"}, {MILLICPU: "2k"}, f".requests.{MILLICPU}: 1000 differs from the limit 2000; set both"),
@@ -118,7 +114,7 @@ def test_network_bandwidth_is_in_megabits() -> None:
         ),
         ({MEMORY: "999999999999999999Pi"}, {}, f".requests.{MEMORY}: 999999999999999999Pi is more than any machine"),
     ],
-)
+)  # fmt: skip
 def test_resources_that_cannot_hold_are_refused(
     requests: dict[str, object], limits: dict[str, object], message: str
 ) -> None:
@@ -160,13 +156,9 @@ def test_an_unknown_main_container_is_reported(name: str) -> None:
         ({"priority": -5}, -5, ""),
         ({"priorityClassName": "system-node-critical"}, 2_000_001_000, ""),
         ({"priorityClassName": "gold", "priority": 9}, 9, ""),
-        (
-            {"priorityClassName": "gold"},
-            0,
-            "priorityClassName: 'gold' is known to the cluster only; set priority too",
-        ),
+        ({"priorityClassName": "gold"}, 0, "priorityClassName: 'gold' is known to the cluster only; set priority too"),
     ],
-)
+)  # fmt: skip
 def test_priority(fields: dict[str, object], priority: int, problem: str) -> None:
     pod = parsed(**fields)  # type: ignore[arg-type]
     assert pod.priority == priority
