@@ -6,6 +6,7 @@ exposition may contain; they leave as `\\xNN`. Cgroup names are encoded reversib
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -74,3 +75,9 @@ def cgroup_name_to_bytes(text: str) -> bytes:
 
 def _escape_char(char: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in char.encode(errors="surrogateescape"))
+
+
+def join_first(items: Sequence[str], limit: int, separator: str = ", ") -> str:
+    """Return the first items as one text, and how many more there are."""
+    more = [f"and {len(items) - limit} more"] if len(items) > limit else []
+    return separator.join([*items[:limit], *more])

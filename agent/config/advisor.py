@@ -21,7 +21,7 @@ class InferenceSlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """[strategy_slots] Effect of predictions below a bound."""
 
     below: float
-    """[net] Upper bound of the slot; the previous slot's bound is the lower one. The last slot has no upper bound."""
+    """[net] Upper bound of predictions in the slot; the last slot has none."""
     offset: Offset
     """[offset] Added to the target (borwein_v2), or the target itself (borwein_v3)."""
 
@@ -85,8 +85,8 @@ class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Margin and history of usage forecasts."""
 
     method: Literal["calibrated", "koordinator", "n-sigma", "rc-like", "max"] = "calibrated"
-    """`calibrated` steers its margin by its misses. The others serve comparisons in replay and simulation:
-    Koordinator's p95 plus a tenth, mean plus five deviations, p99 and maximum of a day."""
+    """`calibrated` steers its margin by its misses. The others are for comparison in replay and simulation:
+    Koordinator's p95 + 10 %, mean + 5 sigma, p99 and maximum of a day."""
     miss_ratio: Annotated[float, Meta(ge=0.005, le=0.2)] = 0.055
     """Share of forecasts that the next hour's peak may exceed; one point less costs about one point of the node."""
     min_history_s: Annotated[float, Meta(ge=3600, le=259_200)] = 86_400.0
@@ -134,8 +134,8 @@ class IndicatorTargetsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     """[regionIndicators] Targets of indicators; only those named are followed."""
 
     share: Mapping[str, Positive] = field(default_factory=lambda: {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.8})
-    """For share regions. cpu_sched_wait is the mean run-queue latency of a pod in microseconds. request_p99_ms,
-    published by pods, is followed where a service profile has a target, and for all pods if named here."""
+    """For share regions. cpu_sched_wait is a pod's mean run-queue latency in microseconds. request_p99_ms is followed
+    where a service profile has a target, and for all pods if named here."""
     dedicated: Mapping[str, Positive] = field(default_factory=lambda: {"cpi": 1.4, "cpu_usage_ratio": 0.55})
     """For dedicated regions. cpi is cycles per instruction of the main containers."""
     getter: TargetGetter = "spd-min"
@@ -193,8 +193,8 @@ class ProvisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """[feature_gate_quota_ctrl_knob] With `overlap`: limit reclaimed pods by a quota on NUMA nodes to which pods are
     bound."""
     disable_reclaim_share_pools: tuple[str, ...] = ()
-    """[disableReclaimSharePools] Pools, without the NUMA node's suffix, whose CPU is not reclaimable; a socket with
-    such a NUMA-bound pool has no headroom."""
+    """[disableReclaimSharePools] Pools without reclaimable CPU; if NUMA-bound, their socket has no headroom. Without
+    the NUMA node's suffix."""
     numa_min_reclaimed_ratio: Fraction = 0.0
     """[numaMinReclaimedResourceRatioForAllocate] Part of each NUMA node reserved for reclaimed pods; 0:
     `advisor.minReclaimedCores`, spread over the nodes."""
@@ -267,10 +267,9 @@ class HeadroomConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How headroom is computed."""
 
     policy: Literal["common", "estimate", "forecast", "koordinator-batch", "koordinator-mid"] | None = None
-    """`common`: Katalyst's assembler on the reclaim pool. `estimate`: the node less the estimated need of online pods.
-    `forecast`: the node less the predicted peak of their use, in CPU and memory, in the first day never more than the
-    former two (see `forecast`). The others are Koordinator's formulas. Unset: `common` for `canonical`, `estimate` for
-    `latency`."""
+    """`common`: Katalyst's assembler. `estimate`: the node less the estimated need of online pods. `forecast`: the node
+    less their predicted peak, also for memory, bounded by the former two on the first day. Others: Koordinator's.
+    Unset: `common` for `canonical`, `estimate` for `latency`."""
     share_region: RegionPolicy = "canonical"
     """Headroom policy of share regions."""
     isolation_region: RegionPolicy = "canonical"
@@ -278,7 +277,7 @@ class HeadroomConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dedicated_region: RegionPolicy = "canonical"
     """Headroom policy of dedicated regions."""
     whole_cores: bool | None = None
-    """`common` rounds as Katalyst does: up on bound NUMA nodes, down on others. Unset: on nodes of 16 CPUs and more."""
+    """`common` rounds like Katalyst: up on bound NUMA nodes, else down. Unset: from 16 CPUs."""
     util: CpuUtilBasedConfig = CpuUtilBasedConfig()
     koordinator: KoordinatorHeadroomConfig = KoordinatorHeadroomConfig()
 
@@ -312,7 +311,7 @@ class PowerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     annotation_prefix: str = ""
     """[AnnotationKeyPrefix] Prefix of the node's annotations such as power-alert, without the slash."""
     period_s: Seconds = 9.0
-    """At most one action per period: a cap settles in 4 to 6 s and is measured in 2 more."""
+    """Time between actions: a cap settles in 4 to 6 s and is measured in 2 more."""
     voluntary_cpu_ratio: Fraction = 0.45
     """At p0 frequencies fall only while the node is busier than this."""
     voluntary_percent: Annotated[int, Meta(ge=0, le=100)] = 10
@@ -327,7 +326,7 @@ class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = 0.99
     """Quantile compared with the target; at 0.99 one switch in a hundred may wait longer."""
     min_waits_above: Annotated[int, Meta(ge=1, le=1000)] = 2
-    """Fewer waits above the target are no breach, so that one slow switch of a quiet pod does not count."""
+    """Fewer waits above the target are no breach, because a quiet pod may have one slow switch."""
     calm_s: Seconds = 3.0
     """Latency must be below half the target for this time before reclaimable CPU grows."""
     grow_ratio_per_s: Ratio = 0.1
@@ -337,8 +336,7 @@ class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gross_breach_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     """Latency of this many targets cuts reclaimable CPU to the minimum at once; less halves it."""
     least_blame_ratio: Fraction = 0.1
-    """Share of the waits in which batch work must have held the CPU before its CPU is cut; 0 cuts always. Needs probe
-    `blame`."""
+    """Share of the waits that batch work must cause before its CPU is cut; 0 cuts always. Needs probe `blame`."""
     stale_s: Seconds = 5.0
     """Without newer latency, reclaimable CPU is at most what the estimated need of online pods leaves."""
 

@@ -33,19 +33,18 @@ class SocketsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Unix sockets shared with a stock Katalyst; none by default, because gRPC costs 12 MiB."""
 
     serve: tuple[Literal["advisor", "resource-plugins", "pod-resources"], ...] = ()
-    """Services to expose. `advisor`: pool sizes and memory advice for a stock QRM plugin, which applies them while this
-    agent runs dry. `resource-plugins`: CPU and memory plugins for KubeWharf's kubelet or Katalyst's ORM.
-    `pod-resources`: allocations by NUMA node for Katalyst's reporter."""
+    """Services to expose. `advisor`: pool sizes and memory advice for a stock QRM plugin (this agent then runs dry).
+    `resource-plugins`: CPU and memory plugins for KubeWharf's kubelet or Katalyst's ORM. `pod-resources`: allocations
+    for Katalyst's reporter."""
     take: tuple[Literal["cpu", "memory"], ...] = ()
-    """[cpu-resource-plugin-advisor, memory-resource-plugin-advisor] Apply a stock advisor's advice instead of the
-    built-in one's while it is valid. Not with `advisor.policy: none`."""
+    """[cpu-resource-plugin-advisor, memory-resource-plugin-advisor] Apply a stock advisor's advice while it is valid.
+    Not with `advisor.policy: none`."""
     advisor_dir: AbsolutePath = "/var/lib/katalyst/qrm_advisor"
     """[cpu-advisor-sock-abs-path etc.] Directory of `cpu_advisor.sock`, `cpu_plugin.sock`, `memory_advisor.sock` and
     `memory_plugin.sock`."""
     plugin_dir: AbsolutePath = "/var/lib/katalyst/plugin-socks"
-    """[qrm-socket-dirs] Directory in which Katalyst's agent looks for resource plugins; KubeWharf's kubelet uses
-    `/var/lib/kubelet/plugins_registry`. Plugins register at a `kubelet.sock` in the same directory, as in
-    `/var/lib/katalyst/resource-plugins`."""
+    """[qrm-socket-dirs] Directory of resource plugins: Katalyst's; KubeWharf's kubelet uses
+    `/var/lib/kubelet/plugins_registry`. Plugins register at a `kubelet.sock` in it."""
     pod_resources: AbsolutePath = "/var/lib/katalyst/pod-resources/kubelet.sock"
     """[pod-resources-server-endpoints] Socket of `pod-resources`."""
 
@@ -62,9 +61,8 @@ class ExportersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_cgroups: Annotated[int, Meta(ge=1, le=100_000)] = 512
     """Cgroups that have series, about 200 each; cgroups of pods first, then those nearest to the root."""
     token_review: bool = False
-    """Serve only bearer tokens that the API server accepts and whose roles allow `get` of the nonResourceURL
-    `/metrics`, or of `/dioptase/PATH` for other paths. Needs `--node`. `/healthz` and `/readyz` show everybody their
-    status alone. Use TLS: tokens are readable without it."""
+    """Serve only bearer tokens of accounts that may `get` the nonResourceURL `/metrics`, or `/dioptase/PATH`. Needs
+    `--node`. `/healthz` and `/readyz` show their status to all. Use TLS: tokens are readable without it."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -73,14 +71,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
     """Time between two cycles."""
     watch_interval_s: Annotated[float, Meta(ge=0.02, le=60)] = 0.1
-    """Time between two reads of the run-queue latency of online pods within a cycle, so that CPU is taken back at once.
-    """
+    """Time between reads of online pods' run-queue latency within a cycle, to take CPU back at once."""
     max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
     """Cgroups to read; those of pods are always read, and the number left out is shown."""
     probes: tuple[str, ...] | None = None
-    """Probes besides `runqlat`, which always runs, such as `[blockio, sockets]`; `[]` for none. Unset: all but
-    `counters` (needs hardware counters, about 200 ns a switch) and `wakeups` (costs each wakeup). `dioptase probe`
-    lists them."""
+    """Probes besides `runqlat`; `[]` for none. Unset: all but `counters` (about 200 ns a switch) and `wakeups` (costs
+    each wakeup). `dioptase probe` lists them."""
     qos: QosConfig = QosConfig()
     advisor: AdvisorConfig = AdvisorConfig()
     memory: MemoryConfig = MemoryConfig()

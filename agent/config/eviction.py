@@ -349,21 +349,20 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skipped_labels: tuple[str, ...] = ()
     """[evictionSkippedLabels] Label keys of pods that are never evicted."""
     killer: EvictionMethodName | None = None
-    """[pod-killer] Eviction method. `eviction-api-killer`: the Eviction API, which respects disruption budgets.
-    `deletion-api-killer`: deletion, which ignores them. `container-killer`: the runtime stops the containers; the
-    kubelet may restart them. `signals`: signals to the processes. Unset: the first with `--node` and `--kubelet`, else
-    the last."""
+    """[pod-killer] `eviction-api-killer`: the Eviction API, which respects disruption budgets. `deletion-api-killer`:
+    deletion, which does not. `container-killer`: the runtime stops the containers, the kubelet may restart them.
+    `signals`: signals to processes. Unset: the first with `--node` and `--kubelet`, else the last."""
     killers: Mapping[EvictableLevel, EvictionMethodName] = {}
     """[qos-pod-killers] Eviction method by QoS level."""
     plugin_sockets: str = ""
     """[pluginRegistrationDir] Directory where external eviction plugins register, such as
     `/var/lib/katalyst/plugin-socks`. Empty: none."""
     plugin_tokens_file: str = ""
-    """[strictAuthentication] File of accepted tokens, one a line, reread when it changes. A plugin's token is its
-    answer to GetToken, such as `Basic dXNlcjpwYXNzd29yZA==`. Empty: every plugin is accepted."""
+    """[strictAuthentication] File of accepted tokens, one a line, reread on change; a plugin's token is its answer to
+    GetToken. Empty: all plugins."""
     notify_root: str = ""
-    """[HostPathNotifierRootPath] Directory with one folder per notified pod, which it may mount; Katalyst's is
-    `/opt/katalyst`. Empty: pods are notified by events only."""
+    """[HostPathNotifierRootPath] Directory with one folder per notified pod; Katalyst's is `/opt/katalyst`. Empty:
+    events only."""
     reclaimed: ReclaimedPressureConfig = ReclaimedPressureConfig()
     numa_memory: NumaMemoryConfig = NumaMemoryConfig()
     system_memory: SystemMemoryConfig = SystemMemoryConfig()

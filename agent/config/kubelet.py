@@ -23,49 +23,45 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     url: Url = "https://127.0.0.1:10250"
     """Address of the kubelet. A read-only port, such as `http://127.0.0.1:10255`, gets no token."""
     token_file: str | None = None
-    """File with the bearer token; unset: the service account's; empty: no token. The account needs `get` of
-    `nodes/proxy`, or from Kubernetes 1.33 of `nodes/pods` and, for reports, `nodes/configz`."""
+    """File with the bearer token; unset: the service account's; empty: none. Needs `get` of `nodes/proxy`, or from
+    Kubernetes 1.33 of `nodes/pods` and, for reports, `nodes/configz`."""
     ca_file: str | None = None
-    """CA of the kubelet's certificate; unset: the service account's; empty: the system's. A kubelet that signs its own
-    has it in `/var/lib/kubelet/pki/kubelet.crt`."""
+    """CA of the kubelet's certificate; unset: the service account's; empty: the system's. Self-signed:
+    `/var/lib/kubelet/pki/kubelet.crt`."""
     certificate_file: str = ""
     """Client certificate, instead of the token or in addition to it; needs `keyFile`."""
     key_file: str = ""
     """Private key of `certificateFile`."""
     server_name: str = ""
-    """Name in the kubelet's certificate; empty: the `--node` name if `url` is a loopback address, else the host in
-    `url`."""
+    """Name in the kubelet's certificate; empty: `--node` for a loopback `url`, else the host in `url`."""
     verify: bool = True
     """`false` skips TLS verification: the token is sent to any server that answers at `url`."""
     runtime_socket: str | None = None
-    """Socket of containerd or CRI-O; unset: the first that exists of `/run/containerd/containerd.sock`,
-    `/run/crio/crio.sock` and `/run/k3s/containerd/containerd.sock`. Empty: only the kubelet reports containers, seconds
-    later."""
+    """Socket of containerd or CRI-O; unset: the first of `/run/containerd/containerd.sock`, `/run/crio/crio.sock` and
+    `/run/k3s/containerd/containerd.sock`. Empty: containers are noticed seconds later."""
     events: bool = False
-    """Subscribe to the runtime's container events, to poll at once. containerd blocks on a subscriber that is stopped;
-    containerd 1 sends each event to one subscriber only, so that a kubelet with `EventedPLEG` misses some."""
+    """Poll at once on container events. containerd blocks while a subscriber is stopped; containerd 1 sends each event
+    to one subscriber only, so a kubelet with `EventedPLEG` misses some."""
     nri_socket: str | None = None
-    """NRI socket of containerd (2, or 1.7 with NRI enabled) or CRI-O: with `--act on`, containers have their limits
-    from the first instruction. Unset: `/var/run/nri/nri.sock` if it exists. Empty: they run some seconds with the
-    kubelet's limits."""
+    """NRI socket of containerd (2, or 1.7 with NRI) or CRI-O: with `--act on`, limits hold from a container's first
+    instruction, else seconds later. Unset: `/var/run/nri/nri.sock` if it exists. Empty: none."""
     nri_patience_s: Annotated[float, Meta(ge=0.01, le=1.5)] = 0.5
     """Maximum delay of a container's creation by NRI. The runtime drops a plugin after 2 s."""
     writer: Literal["files", "cri"] = "files"
-    """`files`: the agent writes all knobs. `cri`: the runtime writes CPU and memory node lists, weight, quota and
-    memory limit of containers, and keeps them when another client updates a container."""
+    """`cri`: the runtime writes containers' CPU and memory node lists, weight, quota and memory limit, and keeps them
+    when a client updates the container. `files`: the agent writes."""
     cgroup_root: CgroupRoot = "/"
     """The kubelet's `cgroupRoot`. Its `cgroupDriver` is detected."""
     root_dir: str = "/var/lib/kubelet"
-    """The kubelet's `--root-dir` with the state of its CPU and memory managers. If a manager is static, or neither
-    these files nor `/configz` can be read, no cpusets are written."""
+    """The kubelet's `--root-dir` with its managers' state. No cpusets are written if a manager is static, or neither
+    these files nor `/configz` are readable."""
     interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
-    """Time between polls of the runtime. The kubelet is polled when containers changed, else every fifth time; every
-    time without a runtime."""
+    """Time between polls of the runtime. The kubelet is polled on changes, else every fifth time; without a runtime
+    always."""
     timeout_s: Annotated[float, Meta(ge=0.1, le=60)] = 5.0
     """Deadline of a request to either."""
     stale_s: Seconds = 30.0
-    """With an older list of pods, reclaimable resources do not grow, because new pods may be missing; known pods stay.
-    The default outlasts a kubelet's restart."""
+    """With an older pod list reclaimable resources do not grow: new pods may be missing. Outlasts a kubelet's restart."""
 
     def named(self, node: str) -> KubeletConfig:
         """Return these settings with the node's name as `serverName`, unless it or a host other than loopback is

@@ -161,13 +161,12 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reserved_for_allocate_bytes: Bytes | None = None
     """[reservedResourceForAllocate] Reserved for online pods. Unset: 5 GiB, an eighth of nodes below 40 GiB."""
     min_critical_watermark_bytes: Bytes | None = None
-    """[MinCriticalWatermark] Free memory of a NUMA node below which cache is dropped. Unset: 4 GiB, a sixteenth of NUMA
-    nodes below 64 GiB."""
+    """[MinCriticalWatermark] Free memory of a NUMA node below which cache is dropped. Unset: 4 GiB, a sixteenth of
+    smaller nodes than 64 GiB."""
     reclaim_root: str = ""
     """[reclaim-relative-root-cgroup-path] Cgroup above all reclaimed pods, such as `/kubepods/besteffort`. The guard
     limits it, and `/kubepods/besteffort-0` for pods bound to NUMA node 0. With policy `latency` it yields as a whole,
-    unless it contains a process of any other pod. Unset with `--kubelet`: the BestEffort cgroup below
-    `kubelet.cgroupRoot`. Empty: none. Left alone if an online pod is inside."""
+    unless it holds processes of other pods. Unset: with `--kubelet` the BestEffort cgroup. Empty: none."""
     usage_margin: Annotated[float, Meta(ge=1, le=10)] = 1.1
     """Estimated need of an online container as a multiple of its use."""
     fallback_bytes: Bytes | None = None

@@ -100,7 +100,8 @@ def _check_cpu_placement(config: CpuPlacementConfig, topology: Topology) -> Iter
         listed = set(parse_cpu_list(text))
         if missing := listed - online:
             online_text = format_cpu_list(online)
-            yield f"placing.{name}: CPU {format_cpu_list(missing)} is not online on this node, CPUs {online_text} are; remove it"
+            absent = format_cpu_list(missing)
+            yield f"placing.{name}: CPU {absent} is not online on this node, CPUs {online_text} are; remove it"
     left = _cpus_for_pods(config, topology)
     if left < 1:
         name = (

@@ -49,7 +49,7 @@ class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Without advice, a NUMA-bound pool is this many times the requests of its pods."""
     numa_hint: Literal["spreading", "packing", "dynamic-packing"] = "spreading"
     """[cpu-numa-hint-prefer-policy] Bind pods to the NUMA node with the most room (`spreading`) or the least sufficient
-    room (`packing`); `dynamic-packing` packs until no node has room above the threshold, then spreads."""
+    (`packing`); `dynamic-packing` packs while a node has room above the threshold."""
     numa_hint_low_threshold: Fraction = 0.5
     """[cpu-numa-hint-prefer-low-threshold] Free part of a node's CPUs down to which `dynamic-packing` packs."""
     enable_reclaim_numa_binding: bool = False
@@ -129,8 +129,8 @@ class SuppressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     threshold_percent: Percent = 65
     """[cpuSuppressThresholdPercent] CPU use of the node that all pods together may reach."""
     min_percent: Percent = 0
-    """[cpuSuppressMinPercent] Part of the node reserved for reclaimed pods; 0, as in Koordinator, leaves two CPUs with
-    `cpuset`, 2 ms in 100 with `cfsQuota`."""
+    """[cpuSuppressMinPercent] Part of the node reserved for reclaimed pods; at 0 two CPUs (`cpuset`) or 2 ms in 100
+    (`cfsQuota`) remain."""
     reserved_cores: Cores = 0
     """Smallest assumed use of the system."""
     growth_ratio: Ratio = 0.1
@@ -156,8 +156,7 @@ class DiskIoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max: Mapping[QoSLevel, str] = {}
     """`io.max` by level, in the kernel's notation: `8:16 rbps=1048576 wbps=max`."""
     wbt_us: Mapping[Literal["HDD", "SSD", "NVME", "VIRTIO"], Annotated[int, Meta(ge=-1, le=10_000_000)]] = {}
-    """[wbt-values-*] queue/wbt_lat_usec by kind of disk; -1 leaves it alone. Katalyst uses 75000 for HDD and VIRTIO,
-    2000 for others."""
+    """[wbt-values-*] queue/wbt_lat_usec by kind of disk; -1 leaves it alone. Katalyst: 75000 (HDD, VIRTIO), 2000."""
     cost_qos: Mapping[str, str] = {}
     """[io-cost-qos-config-file] io.cost.qos of the root by disk, such as `sda`, without the device number."""
     cost_model: Mapping[str, str] = {}

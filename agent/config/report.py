@@ -55,18 +55,17 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cpu_flags: bool = False
     """[enable-report-cpu-flags] With `--node`: report every CPU flag, some kilobytes."""
     reporter_plugins: SocketDirectory = ""
-    """[plugin-registration-dirs] With `--node`: directory of reporter plugins, such as
-    `/var/lib/katalyst/plugin-socks`, whose reports are merged into the CustomNodeResource. Loads gRPC (12 MiB), as do
-    the next two."""
+    """[plugin-registration-dirs] With `--node`: directory of reporter plugins to merge, such as
+    `/var/lib/katalyst/plugin-socks`. Loads gRPC (12 MiB), as do the next two."""
     offered_in: SocketDirectory = ""
-    """With `--node` and a Katalyst agent on the same node: that agent's plugin directory. It receives this agent's
-    report and writes the CustomNodeResource."""
+    """With `--node` and a Katalyst agent: that agent's plugin directory. It writes the CustomNodeResource from this
+    agent's report."""
     pod_resources: SocketDirectory | None = None
     """[pod-resources-server-endpoints] Socket for devices, huge pages and CPUs of containers. Unset: with `--kubelet`,
     the kubelet's if it exists. Empty: none."""
     device_zones: Mapping[str, str] = {}
-    """[resource-name-to-zone-type-map] Resources whose devices are topology zones, with the zone's type, such as
-    `nvidia.com/gpu: GPU`; others count with their NUMA node."""
+    """[resource-name-to-zone-type-map] Resources whose devices are topology zones, by zone type, such as
+    `nvidia.com/gpu: GPU`; others count per NUMA node."""
 
     def __post_init__(self) -> None:
         if self.window_s < self.period_s:

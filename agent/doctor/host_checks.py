@@ -31,15 +31,8 @@ MIN_OPEN_FILES = 8192
 
 
 COMMON_CGROUPS = (
-    "/kubepods",
-    "/kubepods.slice",
-    "/system.slice",
-    "/user.slice",
-    "/machine.slice",
-    "/docker",
-    "/podman",
-    "/lxc",
-)
+    "/kubepods", "/kubepods.slice", "/system.slice", "/user.slice", "/machine.slice", "/docker", "/podman", "/lxc",
+)  # fmt: skip
 """Cgroups that Kubernetes, systemd and container engines create below the root; others may be experiments."""
 
 

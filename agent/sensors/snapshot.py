@@ -29,6 +29,7 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.rates import cgroups_by_container
 from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, Snapshot
+from api.text import join_first
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -220,7 +221,10 @@ class Sensor:
         remedy = "start the pod, or correct the path in the pods file: it is relative to the cgroup root, like /web"
         return (
             ComponentHealth(
-                name="pod-cgroups", ok=False, error=f"there is no cgroup {_names_text(overdue)}", remedy=remedy
+                name="pod-cgroups",
+                ok=False,
+                error=f"there is no cgroup {join_first(overdue, MAX_NAMES_SHOWN)}",
+                remedy=remedy,
             ),
         )
 
@@ -228,7 +232,7 @@ class Sensor:
         errors = self._indicators.errors()
         if not errors:
             return ()
-        error = _names_text([f"{pod}: {reason}" for pod, reason in sorted(errors.items())], "; ")
+        error = join_first([f"{pod}: {reason}" for pod, reason in sorted(errors.items())], MAX_NAMES_SHOWN, "; ")
         remedy = "correct the annotations or the endpoint of these pods"
         return (ComponentHealth(name="indicator-pods", ok=False, error=error, remedy=remedy),)
 
@@ -301,15 +305,10 @@ def _controller_status(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample
         ComponentHealth(
             name="pod-controllers",
             ok=False,
-            error=f"no cpu controller in {_names_text(uncontrolled)}",
+            error=f"no cpu controller in {join_first(uncontrolled, MAX_NAMES_SHOWN)}",
             remedy=remedy,
         ),
     )
-
-
-def _names_text(names: Sequence[str], separator: str = ", ") -> str:
-    more = [f"and {len(names) - MAX_NAMES_SHOWN} more"] if len(names) > MAX_NAMES_SHOWN else []
-    return separator.join([*names[:MAX_NAMES_SHOWN], *more])
 
 
 def _unrelated_cgroup_pairs(pods: tuple[Pod, ...], root: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The cluster's side of the agent as the composition root has it: what is opened when, and who hears of what."""
+"""The cluster's side of the agent as the composition root has it: what is opened when, and what each part receives."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ async def test_with_one_it_starts_as_it_was_told_last_and_goes_on(
 ) -> None:
     LastGoodFile(tmp_path, "n1").save({ADMIN: thing(reclaim(enableReclaim=False), "h1")})
     server = Server()
-    server.tell("h2")
-    server.say(enableReclaim=True, minReclaimedResourceForReport={"cpu": "3"})
+    server.name_hashes("h2")
+    server.set_fields(enableReclaim=True, minReclaimedResourceForReport={"cpu": "3"})
     cluster = ClusterConnection("n1", tmp_path)
     config, messages = cluster.open({}, AgentConfig(report=ReportConfig(extended_resources=True)), fits)
     assert (config.advisor.enable_reclaim, messages) == (False, ())

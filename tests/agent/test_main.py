@@ -22,13 +22,13 @@ from api.snapshot import NodeSample
 
 
 class Silent:
-    """A PodSource that was not answered yet."""
+    """A PodSource without an answer yet."""
 
     def read(self) -> tuple[Pod, ...]:
         raise Unavailable("the kubelet was not polled yet", "wait a second")
 
 
-def test_pods_that_nobody_lists_yet_do_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
+def test_the_agent_starts_before_pods_are_listed(tmp_path: Path) -> None:
     files = KnobWriter(Hierarchy(v1={}, v2=tmp_path))
     act, missing = agent._effective_act(ActMode.ON, files, None, Silent(), AgentConfig())
     assert (act, missing) == (ActMode.DRY_RUN, ("Decisions run dry: original values cannot be journalled.",))

@@ -105,10 +105,7 @@ ADMIN_QOS_MAPPINGS: tuple[FieldMapping, ...] = (
 )
 
 ADMIN_QOS_UNUSED: tuple[UnusedField, ...] = (
-    UnusedField(
-        f"{_RECLAIM}.minReclaimedResourceForAllocate.memory",
-        "no memory is reserved for reclaimed pods",
-    ),
+    UnusedField(f"{_RECLAIM}.minReclaimedResourceForAllocate.memory", "no memory is reserved for reclaimed pods"),
     UnusedField(
         f"{_RECLAIM}.numaMinReclaimedResourceRatioForAllocate.memory",
         "no memory of a NUMA node is reserved for reclaimed pods",
@@ -133,7 +130,7 @@ ADMIN_QOS_UNUSED: tuple[UnusedField, ...] = (
         "rama and dynamic-quota stay within the bounds of their regions",
     ),
     UnusedField("fineGrainedResourceConfig.cpuWeightConfig", f"{_API_ONLY}; weights follow requests"),
-)
+)  # fmt: skip
 
 _CPU_PRESSURE = "evictionConfig.cpuPressureEvictionConfig"
 _NUMA_CPU_PRESSURE, _NUMA_SYS_PRESSURE = (
@@ -160,9 +157,7 @@ CPU_EVICTION_MAPPINGS: tuple[FieldMapping, ...] = (
     map_field(f"{_CPU_PRESSURE}.loadEvictionCoolDownTime", "eviction.load.coolDownS", unit=to_seconds),
     map_plugin_switch(f"{_CPU_PRESSURE}.enableSuppressionEviction", "cpu-pressure-suppression-plugin"),
     map_field(f"{_CPU_PRESSURE}.maxSuppressionToleranceRate", "eviction.suppression.maxToleranceRate"),
-    map_field(
-        f"{_CPU_PRESSURE}.minSuppressionToleranceDuration", "eviction.suppression.minToleranceS", unit=to_seconds
-    ),
+    map_field(f"{_CPU_PRESSURE}.minSuppressionToleranceDuration", "eviction.suppression.minToleranceS", unit=to_seconds),
     map_field(f"{_CPU_PRESSURE}.gracePeriod", "eviction.load.graceS", "eviction.suppression.graceS", unit=to_grace_s),
     map_plugin_switch(f"{_NUMA_CPU_PRESSURE}.enableEviction", "numa-cpu-pressure-plugin"),
     map_field(f"{_NUMA_CPU_PRESSURE}.thresholdMetPercentage", "eviction.numaCpu.thresholdMetPercentage"),
@@ -180,16 +175,14 @@ CPU_EVICTION_MAPPINGS: tuple[FieldMapping, ...] = (
     map_field(f"{_NUMA_SYS_PRESSURE}.numaSysOverTotalUsageSoftThreshold", "eviction.numaSys.systemSoft"),
     map_field(f"{_NUMA_SYS_PRESSURE}.numaSysOverTotalUsageHardThreshold", "eviction.numaSys.systemHard"),
     map_field(f"{_NUMA_SYS_PRESSURE}.numaSysOverTotalUsageEvictionThreshold", "eviction.numaSys.victimSystem"),
-)
+)  # fmt: skip
 
 MEMORY_EVICTION_MAPPINGS: tuple[FieldMapping, ...] = (
     map_plugin_switch(f"{_MEMORY_PRESSURE}.enableNumaLevelEviction", "numa-memory-pressure-eviction-plugin"),
     map_plugin_switch(f"{_MEMORY_PRESSURE}.enableSystemLevelEviction", "system-memory-pressure-eviction-plugin"),
     map_field(f"{_MEMORY_PRESSURE}.numaVictimMinimumUtilizationThreshold", "eviction.numaMemory.victimRatio"),
     map_field(f"{_MEMORY_PRESSURE}.numaFreeBelowWatermarkTimesThreshold", "eviction.numaMemory.anyRounds"),
-    map_field(
-        f"{_MEMORY_PRESSURE}.numaFreeBelowWatermarkTimesReclaimedThreshold", "eviction.numaMemory.reclaimedRounds"
-    ),
+    map_field(f"{_MEMORY_PRESSURE}.numaFreeBelowWatermarkTimesReclaimedThreshold", "eviction.numaMemory.reclaimedRounds"),
     map_field(f"{_MEMORY_PRESSURE}.numaFreeConstraintFastEvictionWaitCycle", "eviction.numaMemory.fastWaitRounds"),
     map_field(
         f"{_MEMORY_PRESSURE}.systemFreeMemoryThresholdMinimum",
@@ -208,15 +201,13 @@ MEMORY_EVICTION_MAPPINGS: tuple[FieldMapping, ...] = (
         unit=to_grace_s,
     ),
     map_field(f"{_MEMORY_PRESSURE}.reclaimedGracePeriod", "eviction.numaMemory.reclaimedGraceS", unit=to_grace_s),
-)
+)  # fmt: skip
 
 OTHER_EVICTION_MAPPINGS: tuple[FieldMapping, ...] = (
     FieldMapping("evictionConfig.dryRun", ("eviction.dryRun",), _map_dry_run),
     map_plugin_switch(f"{_ROOTFS_PRESSURE}.enableRootfsPressureEviction", "rootfs-pressure-eviction-plugin"),
     map_plugin_switch(f"{_ROOTFS_PRESSURE}.enableRootfsOveruseEviction", "rootfs-overuse-eviction-plugin"),
-    map_field(
-        f"{_ROOTFS_PRESSURE}.minimumImageFsFreeThreshold", "eviction.rootfsPressure.minimumFree", unit=to_threshold
-    ),
+    map_field(f"{_ROOTFS_PRESSURE}.minimumImageFsFreeThreshold", "eviction.rootfsPressure.minimumFree", unit=to_threshold),
     map_field(
         f"{_ROOTFS_PRESSURE}.minimumImageFsInodesFreeThreshold",
         "eviction.rootfsPressure.minimumFreeInodes",
@@ -243,9 +234,7 @@ OTHER_EVICTION_MAPPINGS: tuple[FieldMapping, ...] = (
         "eviction.rootfsPressure.minimumCapacityBytes",
         unit=to_byte_count,
     ),
-    map_field(
-        f"{_ROOTFS_PRESSURE}.sharedQoSRootfsOveruseThreshold", "eviction.rootfsOveruse.shared", unit=to_threshold
-    ),
+    map_field(f"{_ROOTFS_PRESSURE}.sharedQoSRootfsOveruseThreshold", "eviction.rootfsOveruse.shared", unit=to_threshold),
     map_field(
         f"{_ROOTFS_PRESSURE}.reclaimedQoSRootfsOveruseThreshold", "eviction.rootfsOveruse.reclaimed", unit=to_threshold
     ),
@@ -271,16 +260,13 @@ OTHER_EVICTION_MAPPINGS: tuple[FieldMapping, ...] = (
     map_plugin_switch(f"{_NETWORK_EVICTION}.enableNICNetworkEviction", "network-eviction-plugin"),
     map_field(f"{_NETWORK_EVICTION}.nicUnhealthyToleranceDuration", "eviction.network.toleranceS", unit=to_seconds),
     map_field(f"{_NETWORK_EVICTION}.gracePeriod", "eviction.network.graceS", unit=to_grace_s),
-)
+)  # fmt: skip
 EVICTION_MAPPINGS = (*CPU_EVICTION_MAPPINGS, *MEMORY_EVICTION_MAPPINGS, *OTHER_EVICTION_MAPPINGS)
 
 _FIXED_EVICTION_ORDER = "the order of victims is fixed: see docs/eviction.md"
 EVICTION_UNUSED: tuple[UnusedField, ...] = (
     UnusedField(f"{_NUMA_CPU_PRESSURE}.candidateCount", "every candidate is considered"),
-    UnusedField(
-        f"{_NUMA_CPU_PRESSURE}.skippedPodKinds",
-        "a pod's owner is unknown here; use eviction.skippedLabels",
-    ),
+    UnusedField(f"{_NUMA_CPU_PRESSURE}.skippedPodKinds", "a pod's owner is unknown here; use eviction.skippedLabels"),
     *(
         UnusedField(f"{_NUMA_CPU_PRESSURE}.{name}", _API_ONLY)
         for name in ("upperBoundRatio", "lowerBoundRatio", "reclaimedEvictBoundRatio")
@@ -297,4 +283,4 @@ EVICTION_UNUSED: tuple[UnusedField, ...] = (
         f"{_MEMORY_PRESSURE}.evictNonReclaimedLabelSelector",
         "pods of other levels are evicted only after reclaimed ones",
     ),
-)
+)  # fmt: skip

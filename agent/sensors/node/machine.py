@@ -90,20 +90,10 @@ def _topology_id(word: str, default: int) -> int:
 
 
 _INTEL = {
-    (6, 0x2D): "SandyBridge",
-    (6, 0x3E): "IvyBridge",
-    (6, 0x3F): "Haswell",
-    (6, 0x4F): "Broadwell",
-    (6, 0x56): "Broadwell",
-    (6, 0x55): "SkyLake",
-    (6, 0x6A): "IceLake",
-    (6, 0x6C): "IceLake",
-    (6, 0x8F): "SapphireRapids",
-    (6, 0xCF): "EmeraldRapids",
-    (6, 0xAD): "GraniteRapids",
-    (6, 0xAE): "GraniteRapids",
-    (6, 0xAF): "SierraForest",
-}
+    (6, 0x2D): "SandyBridge", (6, 0x3E): "IvyBridge", (6, 0x3F): "Haswell", (6, 0x4F): "Broadwell", (6, 0x56):
+    "Broadwell", (6, 0x55): "SkyLake", (6, 0x6A): "IceLake", (6, 0x6C): "IceLake", (6, 0x8F): "SapphireRapids", (6,
+    0xCF): "EmeraldRapids", (6, 0xAD): "GraniteRapids", (6, 0xAE): "GraniteRapids", (6, 0xAF): "SierraForest",
+}  # fmt: skip
 """Server CPUs by family and model (arch/x86/include/asm/intel-family.h)."""
 _CASCADE_LAKE_STEPPINGS, _COOPER_LAKE_STEPPINGS = (5, 6, 7), (10, 11)
 """Steppings of model 0x55; Sky Lake has 0 to 4."""
@@ -119,18 +109,8 @@ _AMD = (
 )
 """Family, first and last model (arch/x86/kernel/cpu/amd.c), and the name."""
 _VIRTUAL = (
-    "qemu",
-    "kvm",
-    "vmware",
-    "xen",
-    "virtualbox",
-    "innotek",
-    "bochs",
-    "firecracker",
-    "bhyve",
-    "google",
-    "parallels",
-)
+    "qemu", "kvm", "vmware", "xen", "virtualbox", "innotek", "bochs", "firecracker", "bhyve", "google", "parallels",
+)  # fmt: skip
 """Words in the firmware of virtual machines. Amazon and Microsoft use the same text on real machines."""
 
 

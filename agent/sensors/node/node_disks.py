@@ -86,20 +86,8 @@ def _disk_kind(files: ProcSysFiles, name: str, directory: Path) -> str:
 
 
 _REMOTE_TYPES = (
-    "nfs",
-    "cifs",
-    "smb",
-    "ceph",
-    "9p",
-    "afs",
-    "lustre",
-    "gluster",
-    "autofs",
-    "fuse",
-    "virtiofs",
-    "ocfs",
-    "gfs",
-)
+    "nfs", "cifs", "smb", "ceph", "9p", "afs", "lustre", "gluster", "autofs", "fuse", "virtiofs", "ocfs", "gfs",
+)  # fmt: skip
 """Prefixes of file system types that a server or a process answers for; nothing below their mount points is queried."""
 MAX_FILESYSTEMS = 200
 

@@ -22,16 +22,9 @@ SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST, _NLM_F_DUMP = 0x01, 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 TCP_STATES = {
-    2: "syn_sent",
-    3: "syn_recv",
-    4: "fin_wait1",
-    5: "fin_wait2",
-    8: "close_wait",
-    9: "last_ack",
-    10: "listen",
-    11: "closing",
-    12: "syn_recv",
-}
+    2: "syn_sent", 3: "syn_recv", 4: "fin_wait1", 5: "fin_wait2", 8: "close_wait", 9: "last_ack", 10: "listen", 11:
+    "closing", 12: "syn_recv",
+}  # fmt: skip
 """States of include/net/tcp_states.h; 12 is NEW_SYN_RECV, the kernel's state of request sockets. ESTABLISHED (1),
 TIME_WAIT (6) and CLOSE (7, sockets that no tool lists) are not requested."""
 MAX_SOCKETS = 20_000

@@ -25,6 +25,7 @@ from agent.sensors.pods.pod_join import (
 )
 from api.interfaces import Probe, ProbeReading, Unavailable
 from api.pod import Pod
+from api.text import join_first
 
 if TYPE_CHECKING:
     from agent.sensors.pods.cri_client import ContainerRuntimeClient
@@ -193,16 +194,20 @@ class KubeletPodSource:
             self.kubelet.failed(listing)
         elif unreadable := (*listing.problems, *joined.problems):
             self.kubelet.answered(
-                Unavailable(f"some pods cannot be read: {_names_text(unreadable)}", "report it with this text")
+                Unavailable(
+                    f"some pods cannot be read: {join_first(unreadable, _MAX_NAMES_SHOWN)}", "report it with this text"
+                )
             )
         elif unlisted:
             remedy = "see the kubelet's log; `crictl pods` shows them, and `crictl rmp` removes them"
             self.kubelet.answered(
-                Unavailable(f"the kubelet does not list these running pods: {_names_text(unlisted)}", remedy)
+                Unavailable(
+                    f"the kubelet does not list these running pods: {join_first(unlisted, _MAX_NAMES_SHOWN)}", remedy
+                )
             )
         elif without_cgroup:
             remedy = "set kubelet.cgroupRoot to the kubelet's cgroupRoot, and mount the host's cgroups"
-            self.kubelet.answered(Unavailable(f"no cgroup of {_names_text(without_cgroup)}", remedy))
+            self.kubelet.answered(Unavailable(f"no cgroup of {join_first(without_cgroup, _MAX_NAMES_SHOWN)}", remedy))
         else:
             self.kubelet.answered()
 
@@ -255,11 +260,6 @@ class PodSourceHealth:
 def _kubelet_not_synced(unlisted_pods: Mapping[str, str]) -> Unavailable:
     return Unavailable(
         f"the kubelet lists no pod of the API server, and does not list {len(unlisted_pods)} running pods "
-        f"such as {_names_text(sorted(unlisted_pods.values()))}",
+        f"such as {join_first(sorted(unlisted_pods.values()), _MAX_NAMES_SHOWN)}",
         "wait until the restarted kubelet has reached the API server, or see its log",
     )
-
-
-def _names_text(names: tuple[str, ...] | list[str]) -> str:
-    more = [f"and {len(names) - _MAX_NAMES_SHOWN} more"] if len(names) > _MAX_NAMES_SHOWN else []
-    return ", ".join([*names[:_MAX_NAMES_SHOWN], *more])

@@ -41,17 +41,11 @@ def test_fields_are_camel_case() -> None:
         ("intervalS: 1\n---\nintervalS: 2", "f.yaml: line 2: a second document begins"),
         ("intervalS: 2026-13-45", "f.yaml: a value cannot be read: month must be in 1..12"),
         ("#" * (2 << 20), "f.yaml: larger than 1048576 bytes"),
-        (
-            "watchIntervalS: 2",
-            "f.yaml: watchIntervalS: 2 is more than intervalS, 1: nothing would be watched; lower it",
-        ),
-        (
-            "intervalS: 12",
-            "f.yaml: advisor.latency.staleS: 5 is less than intervalS, 12: waits would always be too old",
-        ),
+        ("watchIntervalS: 2", "f.yaml: watchIntervalS: 2 is more than intervalS, 1: nothing would be watched; lower it"),
+        ("intervalS: 12", "f.yaml: advisor.latency.staleS: 5 is less than intervalS, 12: waits would always be too old"),
         ("advisor: {latency: {minLentRatio: 1}}", "f.yaml: advisor.latency.minLentRatio: Expected `float` < 1.0"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_file_is_rejected_with_file_and_field(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(text.encode(), "f.yaml")

@@ -34,10 +34,7 @@ def check(text: str) -> str:
             "placing: {interruptCpuList: '12'}",
             "placing.interruptCpuList: CPU 12 is not online on this node, CPUs 0-7 are; remove it",
         ),
-        (
-            "placing: {reservedCpuList: 0-7}",
-            "placing.reservedCpuList: of 8 CPUs none would be left to pods; reserve fewer",
-        ),
+        ("placing: {reservedCpuList: 0-7}", "placing.reservedCpuList: of 8 CPUs none would be left to pods; reserve fewer"),
         (
             "placing: {interruptCpuList: 0-7}",
             "placing.interruptCpuList: of 8 CPUs none would be left to pods; reserve fewer",
@@ -47,10 +44,7 @@ def check(text: str) -> str:
             "advisor: {provision: {quota: true, overlap: true}}",
             "advisor.provision.quota: on several NUMA nodes only reclaimed pods that are bound to one may use its quota",
         ),
-        (
-            "advisor: {provision: {quota: true, overlap: true}}\nplacing: {enableReclaimNumaBinding: true}",
-            "",
-        ),
+        ("advisor: {provision: {quota: true, overlap: true}}\nplacing: {enableReclaimNumaBinding: true}", ""),
         ("placing: {reservedCpus: 8}", "placing.reservedCpus: of 8 CPUs none would be left to pods; reserve fewer"),
         (
             "placing: {reservedCpus: 6, interruptCpuList: 0-1}",
@@ -82,10 +76,7 @@ def check(text: str) -> str:
         ("advisor: {provision: {numaMinReclaimedCores: 4}}", ""),
         ("report: {minCores: 9}", "report.minCores: 9 is more than the 8 CPUs of this node; lower it"),
         ("report: {reservedCores: 9}", "report.reservedCores: 9 is more than the 8 CPUs of this node; lower it"),
-        (
-            "report: {minMemoryMib: 32769}",
-            "report.minMemoryMib: 32769 is more than the 32768 MiB of this node; lower it",
-        ),
+        ("report: {minMemoryMib: 32769}", "report.minMemoryMib: 32769 is more than the 32768 MiB of this node; lower it"),
         ("report: {reservedMemoryMib: 32768}", ""),
         (f"memory: {{reservedForAllocateBytes: {32 * GIB}}}", ""),
         (
@@ -96,12 +87,9 @@ def check(text: str) -> str:
             f"memory: {{minCriticalWatermarkBytes: {13 * GIB}}}",
             "memory.minCriticalWatermarkBytes: 13958643712 is more than the 12884901888 bytes of NUMA node 1; lower it",
         ),
-        (
-            "knobs: {suppress: {reservedCores: 9}}",
-            "knobs.suppress.reservedCores: 9 is more than the 8 CPUs of this node",
-        ),
+        ("knobs: {suppress: {reservedCores: 9}}", "knobs.suppress.reservedCores: 9 is more than the 8 CPUs of this node"),
     ],
-)
+)  # fmt: skip
 def test_a_reserve_that_the_node_lacks_is_rejected(text: str, message: str) -> None:
     assert check(text)[: len(message) or None] == message
 

@@ -32,10 +32,7 @@ def test_settings_become_an_annotation_mapping() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"sharedSelector": {"a": "b"}, "systemSelector": {"a": "b"}},
-            "a: 'b' means both shared_cores and system_cores",
-        ),
+        ({"sharedSelector": {"a": "b"}, "systemSelector": {"a": "b"}}, "a: 'b' means both shared_cores and system_cores"),
         ({"enhancementDefaults": {"numa_binding": "yes"}}, "enhancementDefaults: numa_binding: 'yes' counts as"),
         ({"enhancementDefaults": {"x": "y"}}, "enhancementDefaults: x: there is no such enhancement; choose from"),
         ({"enhancementKeys": {"cpu": "y"}}, "enhancementKeys: 'cpu' is none of katalyst.kubewharf.io/memory_enh"),
@@ -43,7 +40,7 @@ def test_settings_become_an_annotation_mapping() -> None:
         ({"numaIdsKey": ""}, "Expected `str` of length >= 1"),
         ({"selector": {}}, "unknown field `selector`"),
     ],
-)
+)  # fmt: skip
 def test_invalid_settings_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(settings, QosConfig)

@@ -59,5 +59,5 @@ FIELDS = {name.partition(".")[0] for name in FIELD_TABLE}
 
 
 def values(sample: CgroupSample) -> dict[str, object]:
-    found = {field: getattr(sample, field) for field in FIELDS}
-    return {field: value for field, value in found.items() if value not in (None, {}, CgroupLimits())}
+    result = {field: getattr(sample, field) for field in FIELDS}
+    return {field: value for field, value in result.items() if value not in (None, {}, CgroupLimits())}

@@ -41,14 +41,14 @@ class Waits:
         self.answer: Callable[[Mapping[int, str]], Mapping[int, RunqLatency]] = lambda live: dict.fromkeys(
             live, RunqLatency(sum_ns=5, count=1)
         )
-        self.asked: list[tuple[Collection[int] | None, bool]] = []
+        self.requests: list[tuple[Collection[int] | None, bool]] = []
         self.lost: Unavailable | None = None
         self.lost_events: int | None = None
 
     def read(
-        self, live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
+        self, live: Mapping[int, str], expected: Collection[int] | None = None, *, complete: bool = True
     ) -> Mapping[int, RunqLatency]:
-        self.asked.append((wanted, complete))
+        self.requests.append((expected, complete))
         return self.answer(live)
 
     def problem(self) -> Unavailable | None:
@@ -67,10 +67,10 @@ class Seeing:
         self.name, self.answer = name, answer
         self.lost: Unavailable | None = None
         self.lost_events: int | None = None
-        self.asked: list[bool] = []
+        self.requests: list[bool] = []
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
-        self.asked.append(complete)
+        self.requests.append(complete)
         return self.answer(live)
 
     def problem(self) -> Unavailable | None:
@@ -112,5 +112,5 @@ class Machine:
 
 
 def status(snapshot: Snapshot, name: str) -> ComponentHealth:
-    (found,) = (source for source in snapshot.sources if source.name == name)
-    return found
+    (result,) = (source for source in snapshot.sources if source.name == name)
+    return result

@@ -84,11 +84,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
         ),
         (parsers.meminfo, NODE_MEMINFO, {"MemFree": 5593372 * 1024, "HugePages_Total": 3, "Active(anon)": 1604 * 1024}),
         (parsers.meminfo, b"MemTotal: 18446744073709551615 kB\nMemFree: -1 kB\n: 5 kB\n", {}),
-        (
-            parsers.flat,
-            VMSTAT,
-            {"nr_free_pages": 1398343, "pgscan_kswapd": 0, "workingset_refault_file": 2**64 - 1},
-        ),
+        (parsers.flat, VMSTAT, {"nr_free_pages": 1398343, "pgscan_kswapd": 0, "workingset_refault_file": 2**64 - 1}),
         (parsers.flat, b"a 1\nb\nc 3 4\nd -5\ne 6", {"a": 1, "e": 6}),
         (parsers.flat, b"a 1 b\n2 3 4\n", {}),
         (parsers.load_averages, b"0.84 1.82 1.08 1/94 12303\n", (0.84, 1.82, 1.08)),
@@ -98,7 +94,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
         (parsers.start_ticks, TASK_STAT, 4711),
         (parsers.start_ticks, b"12 (a) S 1", None),
     ],
-)
+)  # fmt: skip
 def test_texts_mean(parse: Callable[[bytes], Any], text: bytes, value: object) -> None:
     assert parse(text) == value
 

@@ -14,7 +14,7 @@ STATES = ThreadStates(runnable=1, uninterruptible=0, iowait=0, sleeping=2)
 
 
 def test_what_probes_have_seen_is_joined_with_everything_else(machine: Machine) -> None:
-    """By id and field; a cgroup that is not there any more is nobody's, and waits are not disturbed."""
+    """By id and field; readings of a removed cgroup are dropped, and waits stay."""
     first = Seeing("threads", lambda live: ProbeReading({number: {"threads_by_state": STATES} for number in live}))
     web = {machine.web_id: {"oom_kills": 3}, 10**12: {"oom_kills": 9}}
     second = Seeing("oomkill", lambda live: ProbeReading(web, {"softirq_ns": {0: {"NET_RX": 7}}}))
@@ -45,7 +45,7 @@ def test_a_probe_knows_whether_the_list_has_gaps(machine: Machine) -> None:
     machine.pods.answer = lambda: ()  # the cgroups of pods are never left out
     machine.sensor(limit=1, probes=(probe,)).snapshot(1, 1, 1)
     machine.sensor(probes=(probe,)).snapshot(1, 1, 1)
-    assert probe.asked == [False, True]
+    assert probe.requests == [False, True]
 
 
 def test_a_probe_that_fails_says_why_and_costs_only_its_part(
@@ -79,7 +79,7 @@ def test_a_probe_that_fails_says_why_and_costs_only_its_part(
 
 
 @pytest.mark.parametrize(
-    ("seen", "named"),
+    ("observed", "named"),
     [
         (lambda number: ProbeReading({number: {"oom_kills": 1, "oom_kils": 1}}), "oom_kils"),
         (lambda number: ProbeReading({number: {"path": "/elsewhere"}}), "path"),
@@ -88,10 +88,10 @@ def test_a_probe_that_fails_says_why_and_costs_only_its_part(
     ],
 )
 def test_a_field_that_no_sample_has_is_the_probes_error(
-    machine: Machine, seen: Callable[[int], ProbeReading], named: str
+    machine: Machine, observed: Callable[[int], ProbeReading], named: str
 ) -> None:
     """None of what it says is believed then, and nothing else is lost."""
-    sensor = machine.sensor(probes=(Seeing("strange", lambda _: seen(machine.web_id)),))
+    sensor = machine.sensor(probes=(Seeing("strange", lambda _: observed(machine.web_id)),))
     snapshot = sensor.snapshot(1, 1, 1)
     strange = status(snapshot, "strange")
     assert (strange.ok, strange.error) == (False, f"ValueError: it gives {named}, which no sample has")

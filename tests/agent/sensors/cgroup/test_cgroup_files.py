@@ -66,11 +66,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
         (files.id_list, b"0-3,8\n", "0-3,8"),
         (files.id_list, b"\n", ""),
         (files.id_list, b"0-3;8\n", None),
-        (
-            files.numa_stat,
-            NUMA_V1,
-            {"total": {0: 6116}, "file": {0: 51}, "hierarchical_total": {0: 100000, 1: 8181}},
-        ),
+        (files.numa_stat, NUMA_V1, {"total": {0: 6116}, "file": {0: 51}, "hierarchical_total": {0: 100000, 1: 8181}}),
         (files.numa_stat, NUMA_V2, {"anon": {0: 24576, 1: 8192}, "workingset_refault_file": {0: 0, 1: 1}}),
         (files.numa_stat, b"anon N0=x Nx=1 M1=2 N1=3\n", {"anon": {1: 3}}),
         (files.oom_kills, b"oom_kill_disable 0\nunder_oom 0\noom_kill 7\n", {"oom_kill": 7}),
@@ -87,7 +83,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
         (files.blkio, BLKIO, {"254:0": {b"Read": 4096, b"Write": 8192, b"Discard": 5}, "8:0": {b"Read": 1}}),
         (files.blkio, b"", {}),
     ],
-)
+)  # fmt: skip
 def test_texts_mean(parse: Callable[[bytes], Any], text: bytes, value: object) -> None:
     assert parse(text) == value
 

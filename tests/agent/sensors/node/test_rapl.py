@@ -1,4 +1,4 @@
-"""What a machine lacks to answer power alerts, told by a source."""
+"""A source reports what a machine lacks to answer power alerts."""
 
 from __future__ import annotations
 

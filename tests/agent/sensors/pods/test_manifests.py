@@ -56,7 +56,7 @@ def test_a_pod_is_read_with_the_cgroups_that_its_annotations_name() -> None:
     assert (proxy.cgroup, proxy.sidecar, pod.problems) == ("/kubepods/proxy", True, ())
 
 
-def test_it_is_asked_at_its_own_address_and_on_loopback_where_it_has_none() -> None:
+def test_a_manifest_pod_is_scraped_at_its_address_or_on_loopback_without_one() -> None:
     its, hosts, nobodys = (
         parse_pods(json.dumps(manifest() | {"spec": {"containers": [{"name": "a"}], **spec}, "status": status}), "f")[0]
         for spec, status in (
@@ -115,7 +115,7 @@ values = st.recursive(
 @given(st.dictionaries(st.sampled_from(("metadata", "spec", "items")), values), st.sampled_from(("Pod", "List")))
 def test_no_object_raises_anything_but_the_named_error(document: dict[str, Any], kind: str) -> None:
     try:
-        told = repr(parse_pods(json.dumps(document | {"kind": kind}), "f"))
+        reported = repr(parse_pods(json.dumps(document | {"kind": kind}), "f"))
     except PodsError as error:
-        told = str(error)
-    assert told.startswith(("f: ", "(Pod(")) or told == "()"
+        reported = str(error)
+    assert reported.startswith(("f: ", "(Pod(")) or reported == "()"

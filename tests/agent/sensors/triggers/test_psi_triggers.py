@@ -24,7 +24,7 @@ def require_psi() -> None:
 
 
 def test_a_window_that_the_kernel_refuses_is_widened_with_the_stall_in_proportion() -> None:
-    """Windows below two seconds are for CAP_SYS_RESOURCE; which of the two is asked for here, the kernel decides."""
+    """Windows below two seconds need CAP_SYS_RESOURCE; the kernel decides which of the two is armed here."""
     require_psi()
     trigger = open_psi_trigger(NODE, 150_000, 1_000_000)
     assert (trigger.stall_us, trigger.window_us) in ((150_000, 1_000_000), (300_000, 2_000_000))
