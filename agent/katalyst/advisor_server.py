@@ -17,12 +17,13 @@ from agent.katalyst import cpu_advice_codec, memory_advice_codec
 from agent.katalyst.cpu_advice_codec import CpuAdviceInputs
 from agent.katalyst.cpu_plugin_state import decode_plugin_state, request_from_checkpoint
 from agent.katalyst.messages import MAX_ENTRIES, SUPPORTS_GET_ADVICE, UnusableMessage
+from agent.katalyst.plugin_registration import SocketServices
 from agent.qrm.cpuset.state import CpusetState, with_numa_bindings
 from api.decision import Advice, Cycle
 from api.interfaces import Unavailable
 from api.proto import advisor_svc_pb2 as svc
 from api.proto import cpu_advisor_pb2 as cpu
-from common.grpc_unix import GrpcClient, GrpcHandler, GrpcServer, GrpcService, HandlerRefusal, serve_on_socket
+from common.grpc_unix import GrpcClient, GrpcHandler, GrpcService, HandlerRefusal
 
 log = logging.getLogger(__name__)
 QRM_ADVISOR_DIR = Path("/var/lib/katalyst/qrm_advisor")
@@ -98,14 +99,12 @@ class AdvisorServer:
         handlers = self._handlers("memory", self._advise_memory, self._push_memory)
         return GrpcService(svc.DESCRIPTOR.services_by_name["AdvisorService"], handlers)
 
-    async def start(self) -> tuple[GrpcServer, ...]:
-        """Serve both sockets. Raises Unavailable if one cannot be served; the other is then stopped."""
-        first = await serve_on_socket(self._directory / CPU_ADVISOR_SOCKET, (self.cpu_service(),))
-        try:
-            return first, await serve_on_socket(self._directory / MEMORY_ADVISOR_SOCKET, (self.memory_service(),))
-        except Unavailable:
-            await first.stop()
-            raise
+    def sockets(self) -> SocketServices:
+        """Return both services with the paths of their sockets."""
+        return {
+            self._directory / CPU_ADVISOR_SOCKET: (self.cpu_service(),),
+            self._directory / MEMORY_ADVISOR_SOCKET: (self.memory_service(),),
+        }
 
     def _handlers(self, kind: str, advise: Callable[[Any], Any], push: Callable[[], Any]) -> Mapping[str, GrpcHandler]:
         async def add(request: Any, metadata: Mapping[str, str]) -> Any:

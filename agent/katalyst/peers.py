@@ -37,7 +37,6 @@ from api.interfaces import CycleSink, Probe, Unavailable
 from api.proto import advisor_svc_pb2 as svc
 from api.proto import cpu_advisor_pb2 as cpu
 from api.snapshot import Snapshot
-from common.grpc_unix import GrpcServer, serve_on_socket
 from common.health_reporter import HealthReporter
 from common.supervised_tasks import SupervisedTasks
 
@@ -143,7 +142,7 @@ class KatalystPeers:
         if "advisor" in names:
             advisor = AdvisorServer(self._config.memory.reclaim_root or "/kubepods/besteffort", self._advisor_dir)
             self._advisor, self.sinks = advisor, (advisor,)
-            servers = self._servers["advisor"] = SupervisedServers(advisor.start)
+            servers = self._servers["advisor"] = SupervisedServers(advisor.sockets())
             form = str(self._advisor_dir)
             sources.append(ComponentStatus("advisor-sockets", form, lambda: servers.problem or advisor.problem))
         if "resource-plugins" in names or "pod-resources" in names:
@@ -158,11 +157,7 @@ class KatalystPeers:
         if self._plugin is not None and "pod-resources" in names:
             lister = PodResourcesServer(self._plugin, self._kubelet)
             path = Path(self._config.sockets.pod_resources)
-
-            async def start() -> tuple[GrpcServer, ...]:
-                return (await serve_on_socket(path, (lister.service(),)),)
-
-            lister_servers = self._servers["pod-resources"] = SupervisedServers(start)
+            lister_servers = self._servers["pod-resources"] = SupervisedServers({path: (lister.service(),)})
             sources.append(
                 ComponentStatus("pod-resources", str(path), lambda: lister_servers.problem or lister.problem)
             )
@@ -180,20 +175,13 @@ class KatalystPeers:
             self._memory = memory_client
             self.sources += (ComponentStatus("remote-advisor-memory", str(path), lambda: memory_client.problem),)
         if names:
-            servers = self._servers["qrm"] = SupervisedServers(self._start_qrm_servers)
+            cpus, memory = qrm_plugin_services(
+                self._encode_checkpoint, lambda: self._encode_memory() or svc.GetAdviceRequest()
+            )
+            sockets = {CPU_PLUGIN_SOCKET: (cpus,), MEMORY_PLUGIN_SOCKET: (memory,)}
+            servers = SupervisedServers({self._advisor_dir / name: services for name, services in sockets.items()})
+            self._servers["qrm"] = servers
             self.sources += (ComponentStatus("plugin-sockets", str(self._advisor_dir), lambda: servers.problem),)
-
-    async def _start_qrm_servers(self) -> tuple[GrpcServer, ...]:
-        """Serve the sockets of a QRM plugin, which older advisors call."""
-        cpus, memory = qrm_plugin_services(
-            self._encode_checkpoint, lambda: self._encode_memory() or svc.GetAdviceRequest()
-        )
-        first = await serve_on_socket(self._advisor_dir / CPU_PLUGIN_SOCKET, (cpus,))
-        try:
-            return first, await serve_on_socket(self._advisor_dir / MEMORY_PLUGIN_SOCKET, (memory,))
-        except Unavailable:
-            await first.stop()
-            raise
 
     def _encode_checkpoint(self) -> Any:
         return cpu_plugin_state.encode_checkpoint(CpusetState() if self._latest is None else self._latest.cpus)

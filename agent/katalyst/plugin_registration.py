@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,28 @@ KUBELET_SOCKET = "kubelet.sock"
 CHECK_INTERVAL_S = 5.0
 
 
-class SupervisedServers:
-    """Servers that are started and stopped together; `start` creates all or none of them and raises Unavailable."""
+SocketServices = Mapping[Path, tuple[GrpcService, ...]]
+"""Services by the path of their socket."""
 
-    def __init__(self, start: Callable[[], Awaitable[tuple[GrpcServer, ...]]]) -> None:
-        self._start, self._servers = start, tuple[GrpcServer, ...]()
+
+async def serve_sockets(sockets: SocketServices) -> tuple[GrpcServer, ...]:
+    """Serve all sockets. Raises Unavailable if one cannot be served; the others are then stopped."""
+    servers: list[GrpcServer] = []
+    try:
+        for path, services in sockets.items():
+            servers.append(await serve_on_socket(path, services))
+    except Unavailable:
+        for server in servers:
+            await server.stop()
+        raise
+    return tuple(servers)
+
+
+class SupervisedServers:
+    """Servers that are started and stopped together."""
+
+    def __init__(self, sockets: SocketServices) -> None:
+        self._sockets, self._servers = sockets, tuple[GrpcServer, ...]()
         self.problem: Unavailable | None = None
         """Why the servers do not run; None while they do."""
 
@@ -40,7 +57,7 @@ class SupervisedServers:
                 log.info("%s was removed and is created again", server.path)
         await self.close()
         try:
-            self._servers = await self._start()
+            self._servers = await serve_sockets(self._sockets)
         except Unavailable as error:
             if self.problem is None or self.problem.reason != error.reason:
                 log.warning("%s; %s", error.reason, error.remedy)
@@ -116,7 +133,7 @@ class PluginEndpoint:
 
     def __init__(self, path: Path, registration: PluginRegistration, service: GrpcService, options: Any = None) -> None:
         self.path, self.registration, self._options = path, registration, options
-        self._servers = SupervisedServers(self._starter(service))
+        self._servers = SupervisedServers({path: (service, registration.service())})
         self._announced: int | None = None
         self._refused: Unavailable | None = None
 
@@ -156,12 +173,6 @@ class PluginEndpoint:
     async def close(self) -> None:
         """Remove the socket."""
         await self._servers.close()
-
-    def _starter(self, service: GrpcService) -> Callable[[], Awaitable[tuple[GrpcServer, ...]]]:
-        async def start() -> tuple[GrpcServer, ...]:
-            return (await serve_on_socket(self.path, (service, self.registration.service())),)
-
-        return start
 
     async def _announce(self) -> None:
         if self._options is None:

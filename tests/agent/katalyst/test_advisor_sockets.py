@@ -16,6 +16,7 @@ from agent.config.qrm import CpuPlacementConfig
 from agent.katalyst import cpu_advice_codec, cpu_plugin_state, memory_advice_codec
 from agent.katalyst.advisor_client import AdvisorClient, AdvisorHealth, qrm_plugin_services
 from agent.katalyst.advisor_server import CPU_PLUGIN_SOCKET, MEMORY_PLUGIN_SOCKET, AdvisorServer
+from agent.katalyst.plugin_registration import serve_sockets
 from agent.qrm.cpuset.allocate import allocate_cpusets
 from agent.qrm.cpuset.state import CpusetState
 from api.advice import CpuAdvice
@@ -69,7 +70,7 @@ async def stop(*servers: GrpcServer) -> None:
 
 async def test_a_stock_plugin_is_answered(tmp_path: Path) -> None:
     server = advisor_server(tmp_path)
-    servers = await server.start()
+    servers = await serve_sockets(server.sockets())
     client = GrpcClient(tmp_path / "cpu_advisor.sock", CPU, words={"supports_get_advice": "true"})
     request_ = request()
     put(request_, WEB, "share")
@@ -110,7 +111,7 @@ async def test_without_advice_the_plugin_gets_the_reason(tmp_path: Path, name: s
     server = AdvisorServer(directory=tmp_path, now_ns=lambda: CYCLE.snapshot.taken_at_ns + round(age_s * S))
     if headroom is not None:
         server.publish(headroom)
-    servers = await server.start()
+    servers = await serve_sockets(server.sockets())
     client = GrpcClient(tmp_path / "cpu_advisor.sock", CPU)
     with pytest.raises(CallRefused, match=text):
         await client.call("GetAdvice", request())
@@ -124,7 +125,7 @@ async def test_containers_of_pods_that_no_cycle_lists_are_dropped(tmp_path: Path
     """An older plugin that is killed or restarts never calls RemovePod for pods that are gone meanwhile."""
     now_ns = [CYCLE.snapshot.taken_at_ns]
     server = AdvisorServer(directory=tmp_path, now_ns=lambda: now_ns[0])
-    servers = await server.start()
+    servers = await serve_sockets(server.sockets())
     client = GrpcClient(tmp_path / "memory_advisor.sock", MEMORY)
     for uid in ("u-web", "u-gone"):
         await client.call("AddContainer", svc.ContainerMetadata(pod_uid=uid, container_name="main"))
@@ -175,7 +176,7 @@ async def until(what: Any, seconds: float = 20.0) -> None:
 
 async def test_the_client_decodes_the_answers_of_the_server(tmp_path: Path) -> None:
     """Sizes and headroom of the cycle survive encoding and decoding."""
-    servers = await advisor_server(tmp_path).start()
+    servers = await serve_sockets(advisor_server(tmp_path).sockets())
     cpus, memory = clients(tmp_path, allocated_state(), [0])
     runs = [asyncio.create_task(cpus.run(0.02)), asyncio.create_task(memory.run(0.02))]
     await until(lambda: cpus.advice() and memory.advice())
@@ -250,7 +251,7 @@ async def test_the_stream_of_an_older_advisor_is_used(tmp_path: Path) -> None:
         return next(size.cpus for size in advice.cpu.sizes if size.pool == "share") if advice else 0
 
     await until(lambda: share() == 7)
-    assert older.removed == ["u-batch"]
+    await until(lambda: older.removed == ["u-batch"])
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
     await stop(server)
@@ -259,7 +260,7 @@ async def test_the_stream_of_an_older_advisor_is_used(tmp_path: Path) -> None:
 async def test_an_older_plugin_gets_a_stream(tmp_path: Path) -> None:
     """It adds containers, serves its checkpoint, and gets a stream of each kind; a second stream is refused."""
     server = advisor_server(tmp_path)
-    servers = await server.start()
+    servers = await serve_sockets(server.sockets())
     state = allocated_state()
     checkpoints, containers = qrm_plugin_services(
         lambda: cpu_plugin_state.encode_checkpoint(state),

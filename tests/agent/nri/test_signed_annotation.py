@@ -38,7 +38,7 @@ def test_a_key_that_cannot_be_saved_works_for_this_agent_and_is_logged(
     (tmp_path / KEY_FILE).mkdir()
     notes = open_signed_annotations(tmp_path)
     assert notes.read("id", notes.write("id", PAIRS)) == PAIRS
-    assert "cannot be read, and is created again: Is a directory" in caplog.text
+    assert "cannot be read and is created again: Is a directory" in caplog.text
     assert "cannot be written: Is a directory" in caplog.text
 
 
