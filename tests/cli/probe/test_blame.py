@@ -70,10 +70,7 @@ def test_a_recreated_aggressor_is_left_out_once() -> None:
 
 def test_a_matrix_of_milliseconds_a_second() -> None:
     lines = drawn(interval(group("/b", a=1_000_000), group("/a", throttled=500_000_000, b=200_000_000, c=2_000_000)))
-    assert (
-        lines[0]
-        == "blame, form tp_btf, 2.0 s: milliseconds a second of wait for a CPU, by its holder"
-    )
+    assert lines[0] == "blame, form tp_btf, 2.0 s: milliseconds a second of wait for a CPU, by its holder"
     assert lines[1].split() == ["waited", "quota", "rt", "other", "rest", "b", "c", "a"]
     assert lines[2].split() == ["a", "/a", "351", "250", "·", "·", "·", "100", "1.00", "·"]
     assert lines[3].split() == ["b", "/b", "0.50", "·", "·", "·", "·", "·", "·", "0.50"]
