@@ -200,7 +200,8 @@ def reactions(args: argparse.Namespace, bed: CellSetup) -> list[Reaction]:
         reactions.append(measure_reaction(bed, MODES_BY_NAME[mode], kind, args.steps))
         late = colocation_report.format_reaction_ms(colocation_report.reaction_quantile(reactions[-1], 0.99))
         print(
-            f"  taken back in {colocation_report.format_reaction_ms(colocation_report.reaction_quantile(reactions[-1], 0.5))}, at worst {late}",
+            f"  taken back in "
+            f"{colocation_report.format_reaction_ms(colocation_report.reaction_quantile(reactions[-1], 0.5))}, at worst {late}",
             flush=True,
         )
         print(

@@ -237,7 +237,8 @@ def _reaction_goal(reaction: Reaction) -> Sequence[ColocationGoal]:
         ColocationGoal(
             reaction_quantile(reaction, q) <= limit_ms,
             f"{reaction.mode}, {reaction.kind}: CPU is taken back within {limit_ms:g} ms in {words}: "
-            f"{format_reaction_ms(reaction_quantile(reaction, q))} ({len(reaction.taken_ms) + reaction.never} of {reaction.steps} "
+            f"{format_reaction_ms(reaction_quantile(reaction, q))} "
+            f"({len(reaction.taken_ms) + reaction.never} of {reaction.steps} "
             "jumps had something to take)",
         )
         for q, limit_ms, words in ((0.5, REACTION_P50_MS, "the median"), (0.99, REACTION_P99_MS, "99 of 100"))
@@ -342,7 +343,8 @@ def _reaction_table(results: ColocationResults) -> list[str]:
         kinds = ", ".join(f"{kind} {reaction.triggers.count(kind)}" for kind in sorted(set(reaction.triggers)))
         p50, late, highest = (format_reaction_ms(reaction_quantile(reaction, q)) for q in (0.5, 0.99, 1.0))
         out.append(
-            f"| {reaction.mode} | {reaction.steps} {reaction.kind} | {len(reaction.taken_ms) + reaction.never} | {p50} | {late} | {highest} "
+            f"| {reaction.mode} | {reaction.steps} {reaction.kind} | "
+            f"{len(reaction.taken_ms) + reaction.never} | {p50} | {late} | {highest} "
             f"| {reaction.never} | {len(reaction.decided_ms)} | {_middle_and_max(reaction.decided_ms)} "
             f"| {_middle_and_max(reaction.written_ms)} | {kinds} |"
         )

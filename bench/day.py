@@ -76,8 +76,10 @@ COLUMNS = (
     "online wait p99 ms", "harm ms/s", "short ms/s", "headroom", "exceeded", "values written",
 )  # fmt: skip
 TEXT = (
-    "{hours:g} hours of generated load on simulated nodes, a cycle every {interval_s:g} s, by each policy: `dioptase simulate`, "
-    "{took_s:,.0f} s for all of them here. *Harm* is the time that online pods waited for batch work, *short* the CPU that they "
+    "{hours:g} hours of generated load on simulated nodes, a cycle every {interval_s:g} s, by each "
+    "policy: `dioptase simulate`, "
+    "{took_s:,.0f} s for all of them here. *Harm* is the time that online pods waited for batch work, "
+    "*short* the CPU that they "
     "needed beyond their own pool; headroom is exceeded where online pods used more within {horizon_s:g} s than it left. A "
     "simulated node has no caches and no memory: it compares policies, and predicts no machine."
 )

@@ -140,9 +140,9 @@ def markdown(results: PredictorsResults) -> str:
     out = ["## Peak predictors", "", results.machine.line(), "", results.settings, ""]
     out += [
         "A node of 64 cores; every 5 minutes, after a day, each method forecasts the peak of the next hour. `misses` are",
-        "forecasts below it, `mean size` is their mean shortfall, `lent` is what the forecasts left of the node, `lendable` what",
-        "the actual peaks left: without misses nothing above that is possible. Goals: misses at most 7 %, by more than 10 % of the",
-        "node at most 3 %, and, where online work uses at most half, at least 34 % lent.",
+        "forecasts below it, `mean size` is their mean shortfall, `lent` is what the forecasts left of the node, `lendable`",
+        "what the actual peaks left: without misses nothing above that is possible. Goals: misses at most 7 %, by more than",
+        "10 % of the node at most 3 %, and, where online work uses at most half, at least 34 % lent.",
         "",
     ]
     out += [f"- **{name}**: {what}" for name, what in results.methods]

@@ -226,7 +226,8 @@ def _katalyst_row() -> list[Panel]:
         line_panel(
             "Age of advice",
             units.Seconds,
-            "Time since advice was last sent to an external QRM plugin, or received from an external advisor. One that grows is no longer "
+            "Time since advice was last sent to an external QRM plugin, or received from an external "
+            "advisor. One that grows is no longer "
             "heard.",
             Query(
                 f"dioptase_advice_age_seconds{{{NODE_SELECTOR}}}",

@@ -269,7 +269,8 @@ def _forecasts() -> list[Panel]:
         line_panel(
             "Forecasts that were missed, of the last day",
             units.PercentUnit,
-            "Compared with the limit in the settings. Above it for a while after a change of the load; if for longer, see the runbook.",
+            "Compared with the limit in the settings. Above it for a while after a change of the load; if "
+            "for longer, see the runbook.",
             Query(f"dioptase_forecast_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} on {{instance}}"),
             Query(f"dioptase_forecast_big_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} by a tenth of {{instance}}"),
             Query(f"dioptase_forecast_promised_miss_ratio{{{NODE_SELECTOR}}}", "{{resource}} allowed on {{instance}}"),

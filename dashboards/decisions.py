@@ -167,7 +167,8 @@ def _evicted() -> list[Panel]:
         stat_panel(
             "Pods on their way out",
             units.Short,
-            f"(sum(dioptase_eviction_leaving_pods{{{NODE_SELECTOR}}}) + sum(dioptase_eviction_held_pods{{{NODE_SELECTOR}}})) or vector(0)",
+            f"(sum(dioptase_eviction_leaving_pods{{{NODE_SELECTOR}}}) + "
+            f"sum(dioptase_eviction_held_pods{{{NODE_SELECTOR}}})) or vector(0)",
             "Evicted pods that still run, or whose eviction a disruption budget or the API server does not allow yet.",
         ),
         stat_panel(

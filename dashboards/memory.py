@@ -31,7 +31,8 @@ def board() -> Board:
     return Board(
         "memory",
         "Dioptase: memory and reclaim",
-        "How much memory is left, whether the kernel or the workloads themselves have to free it, and which cgroups are delayed by that.",
+        "How much memory is left, whether the kernel or the workloads themselves have to free it, and "
+        "which cgroups are delayed by that.",
         ("cgroup",),
         (
             ("At a glance", _glance()),

@@ -207,7 +207,8 @@ def _disks() -> list[Panel]:
             units.PercentUnit,
             "Free space for users other than root.",
             Query(
-                f"dioptase_node_filesystem_available_bytes{{{NODE_SELECTOR}}} / dioptase_node_filesystem_size_bytes{{{NODE_SELECTOR}}}",
+                f"dioptase_node_filesystem_available_bytes{{{NODE_SELECTOR}}} / "
+                f"dioptase_node_filesystem_size_bytes{{{NODE_SELECTOR}}}",
                 f"{{{{mountpoint}}}} {INSTANCE_LEGEND}",
             ),
         ),

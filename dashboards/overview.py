@@ -54,7 +54,8 @@ def _glance() -> list[Panel]:
         stat_panel(
             "Worst online wait, p99",
             units.PercentUnit,
-            f"max(({quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR)} unless {cut}) / on (job, instance) group_left () {LATENCY_TARGET})",
+            f"max(({quantile_by(0.99, RUNQ_LATENCY, ONLINE_SELECTOR)} unless {cut}) / on (job, instance) "
+            f"group_left () {LATENCY_TARGET})",
             "Run-queue wait of the slowest online pod, as a share of its node's target. From half of the target on nothing "
             "more is lent; above it CPU is taken back. Without pods whose own quota makes more than half of their waits: "
             "the policy takes that out of them.",

@@ -40,7 +40,8 @@ def board() -> Board:
     return Board(
         "workload",
         "Dioptase: run-queue interference",
-        "Which cgroups wait for a CPU, which ones held it meanwhile, and the effect of their own quotas; with or without listed pods.",
+        "Which cgroups wait for a CPU, which ones held it meanwhile, and the effect of their own quotas; "
+        "with or without listed pods.",
         ("cgroup",),
         (
             ("At a glance", _glance()),
@@ -139,7 +140,8 @@ def _blame() -> list[Panel]:
         bar_gauge_panel(
             "Worst culprits",
             MS_PER_S,
-            "Waits that a cgroup causes to all others for which it is among the worst 16. It need not be at fault: it may be the one "
+            "Waits that a cgroup causes to all others for which it is among the worst 16. It need not be "
+            "at fault: it may be the one "
             "that works.",
             Query(
                 top_series(_per_ms(rate_by(BLAME, NEIGHBOURS, "job, instance, culprit"))), "{{culprit}} on {{instance}}"

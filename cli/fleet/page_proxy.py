@@ -89,8 +89,8 @@ class PageProxy:
         return raw
 
     async def _find_replacement(self) -> bool:
-        """Look up the node's agent again; return whether the pod is another one, as after a roll-out. At most once per interval,
-        because it lists the cluster's nodes. Raises Unavailable."""
+        """Look up the node's agent again; return whether the pod has changed, as after a roll-out. At most once per interval,
+        because a lookup lists the cluster's nodes. Raises Unavailable."""
         now_s = self._clock()
         if now_s - self._looked_up_at_s < LOOKUP_INTERVAL_S:
             return False

@@ -119,7 +119,7 @@ def render_wakeups(shown: DisplayedInterval, height: int | None) -> Group:
 
 def render_wakeup_chains(interval: ProbeInterval, width: int, height: int | None) -> Group:
     """Pure: chains take at most half of the lines."""
-    head = f"{interval.probe}, form {interval.form}, {interval.interval_s:.1f} s: wakeups by waker, and latency until the task runs"
+    head = f"{interval.probe}, form {interval.form}, {interval.interval_s:.1f} s: wakeups and latency, by waker"
     lines = [Text(head, style="bold")]
     if interval.problem:
         lines.append(Text(printable(interval.problem), style="yellow"))

@@ -212,8 +212,8 @@ class ColocationRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate_run(
-    seconds: int = 300, *, act: ActMode = ActMode.ON, others: tuple[Pod, ...] = (), sources: tuple[ComponentHealth, ...] = SOURCES,
-    startup_warnings: tuple[str, ...] = (), config: AgentConfig = CONFIG,
+    seconds: int = 300, *, act: ActMode = ActMode.ON, others: tuple[Pod, ...] = (), sources: tuple[ComponentHealth, ...] =
+    SOURCES, startup_warnings: tuple[str, ...] = (), config: AgentConfig = CONFIG,
 ) -> ColocationRun:  # fmt: skip
     """Let the node live for so long under the agent's advice."""
     node, values, pods = Node(), PolicyState(), (WEB, BATCH, *others)

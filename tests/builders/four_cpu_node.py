@@ -11,6 +11,8 @@ lines through zero: what grows by N a second has the value N * seq in the snapsh
     run-queue waits     100: 90 of 4-8 us,           50 of 512-1024 us
                         9 of 64-128 us, 1 of 8-16 ms
     requests            200, of which 2 above 50 ms  -
+
+Other counters are zero or absent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The round of tests/builders/four_cpu_node.py on a machine that gives everything: every field of every sample has something to say.
+"""The round of tests/builders/four_cpu_node.py on a machine that gives everything: every field of every sample has
+something to say.
 
 All counters are straight lines through zero here too: N a second have the value N * seq in the snapshot of that seq.
 """

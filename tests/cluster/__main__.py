@@ -4,7 +4,7 @@
 up [--nodes N]    create it; prints the shell lines that point kubectl and helm at it
 load [--image A]  import an archive of images on its nodes, build/dioptase.tar by default
 down              remove it, and the remains of killed test runs
-env               print the shell lines again
+env               print the shell lines again.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def start_ours(dioptase: KatalystAndDioptase, *options: str, **sockets: list[str
 
 @contextmanager
 def both() -> Iterator[Mapping[str, int]]:
-    """All of Katalyst's parts that work next to each other, and dioptase with Malachite, both sockets' protocols and the API server;
+    """All of Katalyst's parts that work next to each other, and dioptase with Malachite, both sockets' protocols and the
+    API server;
     process ids by name, once they have settled."""
     program = obtain_katalyst()
     cluster = create_cluster(0)

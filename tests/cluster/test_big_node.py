@@ -1,4 +1,5 @@
-"""The page docs/big-node.md, command by command: a whole cluster in a guest with 48 CPUs, two NUMA nodes and version 2 cgroups."""
+"""The page docs/big-node.md, command by command: a whole cluster in a guest with 48 CPUs, two NUMA nodes and version 2
+cgroups."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ RARE = {
     AuditedRequest(CONFIG, "customnodeconfigs", "delete"): "only once its node is gone",
     AuditedRequest(CONFIG, "customnodeconfigs", "create"): "an apply asks for it where the object is missing",
 }
-"""Rights that are granted and not used in this run, with the reason; `kinds` of configuration are all as the one that is tried."""
+"""Rights that are granted and not used in this run, with the reason; `kinds` of configuration are all as the one that is
+tried."""
 
 
 class Installed(NamedTuple):

@@ -129,7 +129,8 @@ def allowed(server: Server, user: str, right: AuditedRequest) -> bool:
 
 
 def refused(server: Server, user: str, right: AuditedRequest) -> bool:
-    """Whether the API server refuses the request itself, by name. Requests by other components on our behalf are sent as they do."""
+    """Whether the API server refuses the request itself, by name. Requests by other components on our behalf are sent as
+    they do."""
     if right.resource in ("nodes/pods", "nodes/configz", "nodes/finalizers"):
         return not allowed(server, user, right)
     plural, _, subresource = right.resource.partition("/")

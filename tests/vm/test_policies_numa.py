@@ -1,7 +1,7 @@
 """NUMA-aware placement on the nodes of this machine: real cpusets of dedicated, bound and other pods, and where they run.
 
-Two nodes or four, of two CPUs each; the expected CPUs are computed by hand. Reclaimed pods keep a CPU of every node. A share pool
-wants two, and gets what is left of its nodes: one of one node.
+Two nodes or four, of two CPUs each; the expected CPUs are computed by hand. Reclaimed pods keep a CPU of every node. A
+share pool wants two, and gets what is left of its nodes: one of one node.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ with open(sys.argv[1], "xb") as file:
     file.write(b"y" * int(sys.argv[2]))
 print("dirty", flush=True)
 """
-"""Makes a file: the kernel charges the writing back of a file to the cgroup that first wrote it, and changes its mind slowly."""
+"""Makes a file: the kernel charges the writing back of a file to the cgroup that first wrote it, and changes its mind
+slowly."""
 
 
 def block_io(programs: Programs, group: TestCgroup, device: str) -> BlockIo:

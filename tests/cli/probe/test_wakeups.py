@@ -110,7 +110,7 @@ def test_each_woken_cgroup_has_one_line_below_its_waker(
 
 def test_the_table_has_the_longest_waits_first_as_rates() -> None:
     lines = drawn(interval({2: woken({"/ingress": 200, "/api": 2}, interrupt=10, kernel_thread=6, other=4)}))
-    assert lines[0] == "wakeups, form tp_btf, 2.0 s: wakeups by waker, and latency until the task runs"
+    assert lines[0] == "wakeups, form tp_btf, 2.0 s: wakeups and latency, by waker"
     assert lines[1].split() == ["waker", "woken", "wakeups/s", "wait/s", "mean", "p50", "p99"]
     assert lines[2].split() == ["/ingress", "/api", "100", "300", "µs", "3.00", "µs", "3.00", "µs", "3.98", "µs"]
     assert [line.split("  ")[0] for line in lines[3:7]] == ["interrupt", "kernel threads", "other", "/api"]

@@ -74,7 +74,8 @@ def test_the_interference_matrix_can_be_computed_by_hand() -> None:
          "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
         ({"/y": 4.0}, (0.0, 0.0, 6.0), ("/x waits most for other causes, 60 % of its waits; "
          "of its neighbours most for /y: 4.0 ms a second, 40 %.")),
-        ({"/x": 4.0}, (6.0, 0.0, 0.0), "No cgroup waits for another one; they wait for their own tasks, or for the causes on the right."),
+        ({"/x": 4.0}, (6.0, 0.0, 0.0), ("No cgroup waits for another one; they wait for their own tasks, "
+         "or for the causes on the right.")),
     ],
 )  # fmt: skip
 def test_the_summary_names_the_largest_cause_first(
@@ -126,8 +127,8 @@ def test_memory_shows_shortage_and_killed_processes() -> None:
     assert "kswapd0 active 40 % · wakeups 3.0/s" in frame
     assert "below the low watermark: 0 Normal" in frame
     assert (
-        f"{formats.clock((interference_node.STARTED_AT_NS + 5 * interference_node.S) / 1e6)} killed for memory: train<b> (process 4242)"
-        in frame
+        f"{formats.clock((interference_node.STARTED_AT_NS + 5 * interference_node.S) / 1e6)} killed for "
+        f"memory: train<b> (process 4242)" in frame
     )
     batch = next(line for line in frame.splitlines() if line.startswith("lab/batch"))
     assert batch.split()[2:7] == ["300M", "320M", "94%", "0", "200"]
