@@ -447,7 +447,7 @@ async def _open_exporters(
             max_cgroups=config.exporters.max_cgroups,
             api_requests=cluster.requests(),
             nri_answers=parts.runtime.answers,
-            obeyed=cluster.applied_objects(),
+            applied_configs=cluster.applied_objects(),
             **cluster.socket_counters(),
         )
 

@@ -295,8 +295,8 @@ class Loop:
             self._policy_state = self._with_previous_quota(snapshot)
         if self._checkpoint_damaged:
             self._checkpoint_damaged, self._policy_state = False, self._rebuilt_state(snapshot, draft)
-        reservations = self._actuator.foretold.promised
-        before = msgspec.structs.replace(self._policy_state, cpus=reservations.kept(self._policy_state.cpus))
+        reservations = self._actuator.pending_originals.reservations
+        before = msgspec.structs.replace(self._policy_state, cpus=reservations.merge_into(self._policy_state.cpus))
         external = ExternalAdvice()
         if self._peers is not None:
             before, external = self._peers.before(before)
@@ -316,7 +316,7 @@ class Loop:
             now_ns=now_ns,
             knobs=knobs,
         )
-        reservations.taken(before.cpus)
+        reservations.drop_merged(before.cpus)
 
     def _actuate(self, draft: _CycleDraft, result: PolicyResult, knobs: Mapping[str, Collection[Knob]]) -> None:
         """Applies the decisions, and restores what an earlier decision changed and no decision covers any more."""

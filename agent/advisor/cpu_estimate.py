@@ -117,7 +117,7 @@ def is_pod_reclaimable(pod: Pod, config: AdvisorConfig) -> bool:
     """Return whether unused CPU of an online pod is reclaimable, by its service profile and its share pool."""
     pool = pod.enhancements.cpuset_pool or SHARE_POOL
     disabled = pod.qos is QoSLevel.SHARED and pool in config.provision.disable_reclaim_share_pools
-    return pod.profile.lends and not disabled
+    return pod.profile.reclaimable and not disabled
 
 
 def estimate_pod_cores(

@@ -34,7 +34,7 @@ from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, po
 from agent.advisor.provision.provisioner import build_provision_inputs, provision_cpus
 from agent.advisor.provision.region_indicators import update_request_windows
 from agent.advisor.provision.regions import cpus_per_numa_node
-from agent.advisor.runq_latency import NS_PER_MS, find_breaches, find_starved, online_runq_latency
+from agent.advisor.runq_latency import find_breaches, find_starved
 from agent.config.advisor import AdvisorConfig, InferenceConfig
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.allocate import allocate_cpusets
@@ -360,11 +360,11 @@ def evaluate_policy(
         advice=advice,
         placement=placement,
         memory=memory,
-        named=writable_cgroups(memory_inputs, config.memory),
-        asked=knob_requests,
+        extra_cgroups=writable_cgroups(memory_inputs, config.memory),
+        knob_requests=knob_requests,
         node=node,
         forecasts=forecasts.forecasts,
-        ceiling=allowed,
+        allowed_cpus=allowed,
         reclaim_roots=memory_inputs.roots,
     )
     return result, PolicyState(

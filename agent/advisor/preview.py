@@ -65,7 +65,7 @@ def preview_decisions(inputs: PreviewInputs, new_pods: Sequence[Pod], cgroup: st
     result, next_state = evaluate_policy(
         with_new_pods, inputs.config, inputs.state, inputs.now_ns, inputs.external_advice
     )
-    decisions = result.decisions(with_new_pods, {**inputs.knobs, **dict.fromkeys(new_cgroups, available)})
+    decisions = compose_decisions(result, with_new_pods, {**inputs.knobs, **dict.fromkeys(new_cgroups, available)})
     return DecisionPreview(
         {decision.knob: decision for decision in decisions if decision.cgroup == cgroup}, next_state.cpus
     )

@@ -9,34 +9,9 @@ from typing import NamedTuple
 from agent.config.advisor import LatencyConfig
 from api.histogram import count_above, quantile_ns
 from api.measurements import RunqLatency
-from api.rates import Rates, cgroups_by_container, runq_latency_delta, sum_runq_latencies
-from api.snapshot import CgroupSample, Snapshot
-
-NS_PER_MS = 1_000_000
-
-
-def exclude_throttling(
-    wait: RunqLatency, throttled_ns: int, throttled_periods: int, threads: int, cpus: int
-) -> RunqLatency:
-    """Remove the latency that a container's own CPU quota caused, which reclaimed pods have no part in.
-
-    The kernel counts the throttled time of every held thread as waiting (`sched_info`), but `throttled_usec` once per
-    CPU. Therefore up to `threads` waits per throttled period are removed, and in total the throttled time of every
-    thread that shared a CPU, longest first and at each slot's lower bound. Waits below a millisecond stay.
-    """
-    if not throttled_ns or not throttled_periods:
-        return wait
-    left_ns = throttled_ns * ceil(max(threads, 1) / max(min(threads, cpus), 1))
-    if wait.slots is None:
-        return RunqLatency(sum_ns=max(wait.sum_ns - left_ns, 0), count=wait.count)
-    slots, left, sum_ns = list(wait.slots), throttled_periods * max(threads, 1), wait.sum_ns
-    for k in range(len(slots) - 1, slot_of(NS_PER_MS), -1):
-        removed = min(slots[k], left, left_ns // BOUNDS_NS[k - 1])
-        slots[k] -= removed
-        left -= removed
-        left_ns -= removed * BOUNDS_NS[k - 1]
-        sum_ns -= removed * BOUNDS_NS[k - 1]
-    return RunqLatency(sum_ns=max(sum_ns, 0), count=sum(slots), slots=tuple(slots))
+from api.rates import Rates, cgroups_by_container, runq_latency_delta
+from api.runq_latency import cgroup_runq_latency
+from api.snapshot import Snapshot
 
 
 def max_latency(waits: Mapping[str, RunqLatency | None], config: LatencyConfig) -> tuple[str, float, int] | None:
@@ -101,54 +76,6 @@ def is_latency_alarm(
 _MIN_STARVED_THREADS = 0.5
 """Threads without CPU from which a container is starved: a thread that always runs is charged slightly less than a
 core."""
-
-
-def online_runq_latency(
-    snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
-) -> dict[str, RunqLatency | None]:
-    """Return the waits of every online container since the previous cycle, by cgroup; None if they are not measured.
-
-    A container's tasks are those of its cgroup and of all descendants. A missing cgroup is omitted, unless the whole
-    tree could not be read: then no container has a value.
-    """
-    containers = [container.cgroup for container in online_containers(snapshot)]
-    inside = cgroups_by_container(snapshot.cgroups, containers)
-    readable = "/" in snapshot.cgroups
-    return {
-        container: _container_latency(inside[container], snapshot, change, previous) if container in inside else None
-        for container in containers
-        if container in inside or not readable
-    }
-
-
-def _container_latency(
-    paths: Sequence[str], snapshot: Snapshot, change: Rates | None, previous: Snapshot | None
-) -> RunqLatency | None:
-    """Waits of these cgroups together, the container's own first, without those that its own quota caused."""
-    waits, throttled_ns, periods = [], 0, 0
-    for path in paths:
-        sample = snapshot.cgroups[path]
-        if path != paths[0] and sample.periods is None:
-            continue  # without a cpu controller, its tasks are charged to the cgroup above
-        waits.append(_cgroup_latency(sample, change, previous))
-        if change is not None and (rate := change.cgroups.get(path)) is not None:
-            throttled_ns += rate.throttled_ns or 0
-            periods += rate.throttled_periods or 0
-    measured = [wait for wait in waits if wait is not None]
-    if len(measured) < len(waits):
-        return None
-    threads = snapshot.cgroups[paths[0]].threads or 1
-    return exclude_throttling(sum_runq_latencies(measured), throttled_ns, periods, threads, len(snapshot.topology.cpus))
-
-
-def _cgroup_latency(sample: CgroupSample, change: Rates | None, previous: Snapshot | None) -> RunqLatency | None:
-    """Waits of one cgroup since the previous cycle; all of them if the cgroup was created since then."""
-    before = previous.cgroups.get(sample.path) if previous else None
-    if change is not None and before is not None and before.id == sample.id:
-        rate = change.cgroups.get(sample.path)
-        return rate.wait if rate else None
-    is_new = change is not None and previous is not None and "/" in previous.cgroups
-    return sample.wait if is_new else None
 
 
 class StarvedContainer(NamedTuple):

@@ -130,12 +130,12 @@ def load_averages(of: LoadAverages | None) -> LoadFields | None:
     if of is None:
         return None
     return LoadFields(
-        one_minute=finite(of.one),
-        five=finite(of.five),
-        fifteen=finite(of.fifteen),
-        runnable_one=finite(of.runnable_one),
-        runnable_five=finite(of.runnable_five),
-        runnable_fifteen=finite(of.runnable_fifteen),
+        one_minute=finite(of.load1),
+        five=finite(of.load5),
+        fifteen=finite(of.load15),
+        runnable_one=finite(of.runnable1),
+        runnable_five=finite(of.runnable5),
+        runnable_fifteen=finite(of.runnable15),
     )
 
 

@@ -31,23 +31,22 @@ log = logging.getLogger(__name__)
 MAX_SPANS = 512
 MAX_BACKOFF_S = 60.0
 FINAL_EXPORT_S, DISCONNECT_S = 1.0, 0.5
-"""Time that close() waits for the last export, and for the thread to notice a closed connection."""
+"""What close() grants the last export, and the thread to notice that its connection is gone."""
 MAX_RESPONSE_BYTES = 64 << 10
-"""Maximum size of an uncompressed gRPC response; http_session.py bounds HTTP."""
+"""Bound of a gRPC response, uncompressed."""
 SDK_LOGGERS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk", "urllib3")
-"""Loggers that write one or more lines per attempt, which are kept out of the log."""
-GRPC_EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+"""Whose complaints, one or more for every attempt, are kept out of the log."""
 
 
 class ExportResult(NamedTuple):
-    """Number of accepted and refused requests; both 0 if there was nothing to send."""
+    """How many requests a collector took, and how many it did not; neither where there was nothing to send."""
 
     arrived: int = 0
     refused: int = 0
 
 
 class SdkExporter(Protocol):
-    """Common methods of the four exporters of the SDK."""
+    """What the SDK's four exporters have in common."""
 
     def export(self, data: Any, /) -> Any: ...
 
@@ -55,10 +54,10 @@ class SdkExporter(Protocol):
 
 
 class OtelSink:
-    """Sink of cycles. `failures` and `dropped_spans` count losses: dioptase_otel_* in the catalogue."""
+    """Sink of rounds. `failures` and `dropped_spans` say what did not arrive: dioptase_otel_* in the catalogue."""
 
     def __init__(self, settings: OtlpSettings, about: Callable[[], AgentInfo] = AgentInfo) -> None:
-        """Start the sending thread. Raises Unavailable with a remedy if the exporters refuse the environment."""
+        """Start the sending thread. Raises Unavailable with a remedy where the exporters refuse the environment."""
         self.failures = 0
         self.dropped_spans = 0
         self.traced = settings.traces is not None
@@ -67,14 +66,14 @@ class OtelSink:
         self._sender = OtlpEncoder(settings.resource, release, since)
         self._newest, self._about = (MetricsState(version=release), CgroupStartTimes()), about
         self._sent: MetricsState | None = None
-        # The core of gRPC writes about connections to stderr; our own log line has the reason.
+        # gRPC's core writes about connections to stderr by itself; what matters of that is in our own log line.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         self._metrics = None if settings.metrics is None else _exporter("metrics", settings.metrics)
         self._spans = None if settings.traces is None else _exporter("traces", settings.traces)
-        self._max_failure_s = 0.0 if settings.metrics is None else settings.metrics.timeout_s
+        self._patience_s = 0.0 if settings.metrics is None else settings.metrics.timeout_s
         self._queue: deque[ReadableSpan] = deque(maxlen=MAX_SPANS)
         self._stopping = threading.Event()
-        self._exporter_logs = _ExporterLogs()
+        self._words = _ExporterLogs()
         jobs = [
             *([_ExportJob(self._send_metrics, settings.metrics.every_s)] if settings.metrics else []),
             *([_ExportJob(self._send_spans, settings.traces.every_s)] if settings.traces else []),
@@ -83,18 +82,18 @@ class OtelSink:
         self._thread.start()
 
     def publish(self, finished: Cycle) -> None:
-        """Store the state and build the span now, so that the queue holds no snapshots. Never raises."""
+        """Remember the round; the span is made now, so that the queue holds no snapshots. Never raises."""
         try:
-            state, start_times = self._newest
-            self._newest = state.after(finished, self._about()), start_times.after(finished.snapshot)
+            observed, births = self._newest
+            self._newest = observed.after(finished, self._about()), births.after(finished.snapshot)
             if self._spans is not None:
                 self.dropped_spans += len(self._queue) == MAX_SPANS
                 self._queue.append(self._sender.span(finished))
         except Exception:
-            log.exception("cycle %d could not be handed to OpenTelemetry", finished.snapshot.seq)
+            log.exception("round %d could not be handed to OpenTelemetry", finished.snapshot.seq)
 
     def close(self) -> None:
-        """Send the rest if the collector accepts it, and stop within two seconds."""
+        """Send what is left where somebody takes it, and be gone within two seconds."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -103,7 +102,7 @@ class OtelSink:
             if exporter is not None:
                 exporter.shutdown()
         self._thread.join(DISCONNECT_S)
-        self._exporter_logs.remove()
+        self._words.remove()
 
     def _run(self, jobs: list[_ExportJob]) -> None:
         while not self._stopping.wait(max(0.0, min(job.due for job in jobs) - time.monotonic())):
@@ -118,38 +117,38 @@ class OtelSink:
         try:
             sent = job.send()
         except Exception:
-            # Any error of the encoder or the transport: the next attempt starts over.
+            # Whatever the encoder or the transport trips over, the next attempt starts afresh.
             sent = ExportResult(refused=1)
             if not job.failed:
-                log.exception("OpenTelemetry export raised an exception")
+                log.exception("OpenTelemetry export broke")
         if sent.refused:
             if not job.failed and not self._stopping.is_set():
-                log.warning("OpenTelemetry export fails and is retried silently: %s", self._exporter_logs.text)
+                log.warning("OpenTelemetry export fails, and goes on trying silently: %s", self._words.text)
             self.failures += sent.refused
             job.failed += 1
         elif sent.arrived and job.failed:
             log.info("OpenTelemetry export works again after %d failures", job.failed)
             job.failed = 0
-        # A collector that accepts a part is reachable, and gets the next export in time.
+        # A collector that takes a part of it is there, and gets the next one in time.
         pause_s = 0.0 if sent.arrived else min(job.every_s * 2 ** min(job.failed, 10), MAX_BACKOFF_S)
         job.due = time.monotonic() + max(job.every_s, pause_s)
 
     def _send_metrics(self) -> ExportResult:
-        """Send every request, also after a refused one, until failures have taken the timeout of one export."""
-        state, start_times = self._newest
-        if self._metrics is None or state.latest is None or state is self._sent:
+        """Every portion, also after one that is refused, until failures have taken as long as one export may."""
+        observed, births = self._newest
+        if self._metrics is None or observed.latest is None or observed is self._sent:
             return ExportResult()
-        self._sent = state
+        self._sent = observed
         arrived = refused = 0
         lost_s = 0.0
-        for request in self._sender.requests(state, start_times):
-            started = time.monotonic()
+        for request in self._sender.requests(observed, births):
+            began = time.monotonic()
             if self._metrics.export(request) is MetricExportResult.SUCCESS:
                 arrived += 1
                 continue
             refused += 1
-            lost_s += time.monotonic() - started
-            if lost_s >= self._max_failure_s or self._stopping.is_set():
+            lost_s += time.monotonic() - began
+            if lost_s >= self._patience_s or self._stopping.is_set():
                 break
         return ExportResult(arrived, refused)
 
@@ -164,7 +163,7 @@ class OtelSink:
 
 
 def _exporter(kind: str, signal: OtlpSignal) -> SdkExporter:
-    """Return the SDK's exporter for kind and protocol. Raises Unavailable if it refuses the environment."""
+    """The SDK's exporter of this kind of data for this protocol. Raises Unavailable where it refuses the environment."""
     try:
         return _grpc(kind, signal) if signal.protocol == PROTOCOL_GRPC else _http(kind, signal)
     except Exception as error:
@@ -173,7 +172,7 @@ def _exporter(kind: str, signal: OtlpSignal) -> SdkExporter:
 
 
 def _grpc(kind: str, signal: OtlpSignal) -> SdkExporter:
-    # Importing a protocol costs memory (gRPC 20 MiB, HTTP 5), so only the configured one is imported.
+    # Each protocol costs memory to import (gRPC 20 MiB, HTTP 5), so the one that is asked for alone is.
     from grpc import Compression  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
@@ -191,15 +190,18 @@ def _http(kind: str, signal: OtlpSignal) -> SdkExporter:
     from requests import Session  # noqa: PLC0415
 
     compression = Compression.Gzip if signal.compression == "gzip" else Compression.NoCompression
-    # REQUESTS_CA_BUNDLE would override a certificate configured for OTLP, and a collector with its own authority would be
-    # refused. Without trust_env, proxies of the environment are not used either.
-    bounded = bounded_session(trust_env=not signal.certificate)
+    session = Session()
+    # requests prefers REQUESTS_CA_BUNDLE to the certificate configured for OTLP, and would refuse a collector with a private
+    # CA. The environment's proxies are not used either then.
+    session.trust_env = not signal.certificate
+    # A redirected POST becomes a GET of a log-in page whose status 200 would count as delivered.
+    session.max_redirects = 0
     exporter = OTLPMetricExporter if kind == "metrics" else OTLPSpanExporter
     return exporter(signal.endpoint, timeout=signal.timeout_s, compression=compression, session=session)
 
 
 class _ExportJob:
-    """Export of one signal: function, interval and next time."""
+    """One kind of data: how it is sent, and when next."""
 
     def __init__(self, send: Callable[[], ExportResult], every_s: float) -> None:
         self.send, self.every_s = send, every_s
@@ -208,21 +210,19 @@ class _ExportJob:
 
 
 class _ExporterLogs(logging.Handler):
-    """Removes the exporters' own messages from the log and keeps the newest."""
+    """Takes the exporters' own complaints out of the log and keeps the newest."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = "no reason given"
         self._passing = ""
-        # The filter drops repeated messages for 20 s; the newest one is needed here, and none is logged.
-        logging.getLogger(GRPC_EXPORTER_LOGGER).filters.clear()
         self._loggers = [logging.getLogger(name) for name in SDK_LOGGERS]
         for logger in self._loggers:
             logger.addHandler(self)
             logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A warning about a retry names the reason; the final error does not.
+        # A retry names its reason, and giving up after some of them only that it gave up.
         if record.levelno < logging.ERROR:
             self._passing = record.getMessage()
         else:

@@ -35,9 +35,7 @@ def test_the_card_shows_thresholds_conditions_and_evicted_pods(browser: Browser,
     ]
     assert rows(page, "#thresholds tbody")[0][4] == "64.0 MiB of memory are free; the watermark is 96.0 MiB."
     condition = page.text("#conditions li")
-    assert (
-        condition == f"Condition MemoryPressure (NoSchedule) is set; {MEMORY_PLUGIN} met its threshold 2.00 s ago."
-    )
+    assert condition == f"Condition MemoryPressure (NoSchedule) is set; {MEMORY_PLUGIN} met its threshold 2.00 s ago."
     actual = page.eval(
         "[...document.querySelectorAll('#evicted li')].map(e => [e.dataset.fate, e.textContent.replace(/\\s+/g, ' ')])"
     )

@@ -16,8 +16,8 @@ from tests.cluster.daemons import wait
 from tests.cluster.names import CONTROL
 from tests.cluster.stock_katalyst import (
     ADVISOR,
-    ORM,
     DIOPTASE,
+    ORM,
     QRM,
     REPORTER,
     STAND_IN,

@@ -31,7 +31,9 @@ from tests.dashboards.test_queries import suffering
 pytestmark = pytest.mark.prometheus
 FEED_EVERY_S = 0.2
 NODES = ResourceType("", "v1", "nodes", "Node", PartialObjectMetadata)
-REFUSING = msgspec.structs.replace(RICH_ABOUT, applied_configs={("AdminQoSConfiguration", "kube-system/all", "new"): False})
+REFUSING = msgspec.structs.replace(
+    RICH_ABOUT, applied_configs={("AdminQoSConfiguration", "kube-system/all", "new"): False}
+)
 KCC = ("adminqosconfigurations", "kube-system/all")
 
 

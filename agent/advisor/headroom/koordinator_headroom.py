@@ -281,7 +281,7 @@ def koordinator_memory_budget(
 
 def _build_demand(pod: Pod, request: float | None, used: float | None, *, exclusive: bool = False) -> KoordinatorDemand:
     """A pod in Koordinator's sums; a pod that is not reclaimable counts at least with its request."""
-    if used is not None and not pod.profile.lends:
+    if used is not None and not pod.profile.reclaimable:
         used = max(used, request or 0.0)
     return KoordinatorDemand(tier=koordinator_tier(pod), request=request, used=used, exclusive=exclusive)
 

@@ -160,7 +160,7 @@ def unreclaimable_idle_bytes(snapshot: Snapshot) -> float:
 def reclaimable_nodes(snapshot: Snapshot, state: AdvisorState, config: AdvisorConfig) -> ReclaimableNodes:
     """Return the reclaimable NUMA nodes, by the constraints of the pods."""
     disabled = config.provision.disable_reclaim_share_pools
-    needed = disabled or any(not pod.profile.lends for pod in snapshot.pods)
+    needed = disabled or any(not pod.profile.reclaimable for pod in snapshot.pods)
     return apply_constraints(snapshot.topology, build_constraints(snapshot, state.cpus) if needed else (), disabled)
 
 

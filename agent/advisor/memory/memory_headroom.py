@@ -22,7 +22,8 @@ from agent.advisor.memory.memory_inputs import (
     used_bytes,
     watermark_scale_factor,
 )
-from agent.config.memory import GIB, MemoryConfig
+from agent.config.memory import MemoryConfig
+from agent.config.units import GIB
 from api.knobs import Reason, ReasonInputs
 from api.measurements import UNLIMITED
 from api.pod import Container, Pod

@@ -99,7 +99,7 @@ def build_provision_inputs(
             if (sample := snapshot.cgroups.get(path)) is not None and sample.threads_by_state is not None
         },
         pods_without_own_pool=state.refused,
-        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.lends),
+        not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.reclaimable),
     )
 
 

@@ -114,7 +114,7 @@ def _pod_load(inputs: EvictionInputs, pod: Pod) -> float | None:
         sample = inputs.snapshot.cgroups.get(container.cgroup)
         if sample is None:
             continue
-        load = sample.load.one if sample.load is not None else inputs.loads.get(container.cgroup)
+        load = sample.load.load1 if sample.load is not None else inputs.loads.get(container.cgroup)
         if load is not None:
             loads_known.append(load)
     return sum(loads_known) if loads_known else None

@@ -68,7 +68,7 @@ def rounds(
             (
                 current,
                 policy_result,
-                policy_result.decisions(current, dict.fromkeys(managed_cgroups(current.pods), KNOBS)),
+                compose_decisions(policy_result, current, dict.fromkeys(managed_cgroups(current.pods), KNOBS)),
             )
         )
     return result

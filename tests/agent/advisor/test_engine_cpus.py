@@ -37,7 +37,7 @@ def confined(current: Snapshot, lists: Mapping[str, str | None]) -> Snapshot:
 
 def cpusets(current: Snapshot, result: PolicyResult) -> dict[str, str]:
     knobs = dict.fromkeys(managed_cgroups(current.pods), frozenset(Knob))
-    return {d.cgroup: d.value for d in result.decisions(current, knobs) if d.knob is Knob.CPUSET}
+    return {d.cgroup: d.value for d in compose_decisions(result, current, knobs) if d.knob is Knob.CPUSET}
 
 
 CANONICAL = "advisor: {policy: canonical}"
@@ -147,7 +147,7 @@ def test_a_reclaim_root_with_only_reclaimed_pods_is_idle(neighbour: str, threads
     policy_result, _ = evaluate_policy(current, config, PolicyState(), current.taken_at_ns)
     for knob, value in ((Knob.IDLE, "1"), (Knob.WEIGHT, "1")):
         had = dict.fromkeys(managed_cgroups(current.pods), frozenset({knob}))
-        result = {d.cgroup: d.value for d in policy_result.decisions(current, had) if d.knob is knob}
+        result = {d.cgroup: d.value for d in compose_decisions(policy_result, current, had) if d.knob is knob}
         assert (result.get(ROOT) == value) == idle
         assert result[f"{ROOT}/b/c"] == value
 
@@ -167,7 +167,9 @@ def test_cgroups_whose_shares_the_kubelet_writes_are_never_idle(root: str) -> No
         current, settings(f"memory: {{reclaimRoot: {root}}}"), PolicyState(), current.taken_at_ns
     )
     knobs = dict.fromkeys(groups, frozenset({Knob.IDLE, Knob.WEIGHT}))
-    result = {d.cgroup: d.knob for d in policy_result.decisions(current, knobs) if d.knob in (Knob.IDLE, Knob.WEIGHT)}
+    result = {
+        d.cgroup: d.knob for d in compose_decisions(policy_result, current, knobs) if d.knob in (Knob.IDLE, Knob.WEIGHT)
+    }
     assert result == {f"{root}/b/c": Knob.IDLE}
 
 

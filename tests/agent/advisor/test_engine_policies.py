@@ -198,7 +198,8 @@ def test_the_quota_of_a_numa_node_limits_its_pods() -> None:
     quota = {size.numa: size.quota_cores for size in advice.cpu.sizes if size.pool == "reclaim"}
     assert quota == {-1: None, 1: pytest.approx(23 * 0.1 + 0.5)}
     decided = {
-        (d.cgroup, d.knob): d for d in result.decisions(current, dict.fromkeys(current.cgroups, frozenset(Knob)))
+        (d.cgroup, d.knob): d
+        for d in compose_decisions(result, current, dict.fromkeys(current.cgroups, frozenset(Knob)))
     }
     quotas = {cgroup: d.value for (cgroup, knob), d in decided.items() if knob is Knob.QUOTA}
     assert quotas == {"/n": "210000 100000", "/m": "70000 100000"}
@@ -218,7 +219,7 @@ def test_a_quota_limits_all_reclaimed_pods_of_a_node() -> None:
     for second in range(5):
         current = at_use(second, [web, batch], nodes, 0.7, web=4.0, b=3.0)
         result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-    decided = result.decisions(current, dict.fromkeys(current.cgroups, frozenset(Knob)))
+    decided = compose_decisions(result, current, dict.fromkeys(current.cgroups, frozenset(Knob)))
     assert result.advice is not None
     assert result.advice.reclaimable_cores == pytest.approx(16 * (0.8 - 0.7) + 3.0)
     assert {d.cgroup: d.value for d in decided if d.knob is Knob.QUOTA} == {"/b": "460000 100000"}

@@ -67,9 +67,9 @@ class Cluster:
             self.requests.append(request.path)
             result = self.objects.get(request.path)
             if result is None:
-                return says(404, '{"kind":"Status","reason":"NotFound","code":404,"message":"not found"}')
+                return status_response(404, '{"kind":"Status","reason":"NotFound","code":404,"message":"not found"}')
             complete = {"metadata": {"name": "all", "namespace": "kube-system"}, **result}
-            return says(200, msgspec.json.encode(complete).decode())
+            return status_response(200, msgspec.json.encode(complete).decode())
         assert request.query["fieldSelector"] == "metadata.name=n1", "of a thousand nodes' only its own is watched"
         if request.query.get("watch") != "true":
             items = [] if self.targets is None else [self._cnc()]

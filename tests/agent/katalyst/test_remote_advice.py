@@ -9,7 +9,7 @@ from agent.config.loader import parse_config
 from agent.katalyst.admission import build_admission_inputs
 from agent.katalyst.cpu_advice_codec import decode_cpu_advice
 from agent.katalyst.memory_advice_codec import decode_memory_advice
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from api.cpu import parse_cpu_list
 from api.knobs import Knob
 from api.measurements import NumaNode
@@ -50,7 +50,7 @@ def answer() -> cpu.GetAdviceResponse:
 
 def decision_values(result: PolicyResult, now: Snapshot) -> dict[tuple[str, Knob], str]:
     knobs = dict.fromkeys(now.cgroups, frozenset(Knob))
-    return {(decision.cgroup, decision.knob): decision.value for decision in result.decisions(now, knobs)}
+    return {(decision.cgroup, decision.knob): decision.value for decision in compose_decisions(result, now, knobs)}
 
 
 def test_sizes_headroom_and_limits_come_from_the_external_advisors() -> None:

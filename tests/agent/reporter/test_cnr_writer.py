@@ -25,7 +25,7 @@ from api.node_resources import ObjectSection, ReportedField
 from api.pod import RECLAIMED_MEMORY
 from api.snapshot import ComponentHealth
 from tests.agent.reporter.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OWN_TAINT, finished
-from tests.kube.test_client import asking, says
+from tests.kube.test_client import asking, status_response
 
 CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/n1"
 NODE = "/api/v1/nodes/n1/status"
@@ -72,7 +72,7 @@ class Server:
                 "code": 409,
                 "details": {"causes": causes},
             }
-            return says(409, msgspec.json.encode(status_body).decode())
+            return status_response(409, msgspec.json.encode(status_body).decode())
         if request.query.get("force") == "true":
             self.held.clear()
         if request.method != "GET":
@@ -83,7 +83,7 @@ class Server:
             if "apply" in kind:
                 assert request.query["fieldManager"] == "dioptase-agent"
         document = {"metadata": {"name": "n1", "resourceVersion": "7"}, "spec": {"taints": self.taints}}
-        return says(200, msgspec.json.encode(document).decode())
+        return status_response(200, msgspec.json.encode(document).decode())
 
     def paths(self) -> list[str]:
         """Return the paths written since the last call."""
