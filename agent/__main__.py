@@ -63,6 +63,7 @@ from probes.runqlat import open_runqlat
 if TYPE_CHECKING:
     from agent.eviction.runner import EvictionRunner
     from agent.nri.lifecycle import NriLifecycle
+    from agent.nri.null_runtime import NullRuntime
     from agent.qrm.actuator.node_knobs import NodeKnobs
     from exporters.otel.sink import OtelSink
     from exporters.recording.recorder import Recorder
@@ -201,7 +202,7 @@ class _Parts(msgspec.Struct, kw_only=True):
     probes: DeferredLoader
     node_knobs: NodeKnobs | None
     evictor: EvictionRunner | None
-    runtime: components.NullRuntime | NriLifecycle
+    runtime: NullRuntime | NriLifecycle
     act_warnings: tuple[str, ...]
     """Why `act` is less than was requested."""
     startup_warnings: tuple[str, ...]

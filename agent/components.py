@@ -22,12 +22,13 @@ from agent.config.loader import NodeCheck, build_config, find_runtime_socket, lo
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.forecast_file import ForecastFile
+from agent.nri.null_runtime import NullRuntime
 from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy, cgroup_exists, detect_hierarchy
 from agent.sensors.pods.pod_spec import PodParsingContext
 from agent.sensors.pods.static_pods import NoPods, StaticPods
 from api import VERSION
-from api.decision import ActMode, Outcome
+from api.decision import ActMode
 from api.diagnostics import DoctorCheck, EffectiveConfiguration
 from api.eviction import EvictionBlock, EvictionEvent
 from api.interfaces import CycleSink, PodSource, Probe, Unavailable
@@ -36,15 +37,12 @@ from common.grpc_calls import CALL_COUNTS
 from common.supervised_tasks import SupervisedTasks
 
 if TYPE_CHECKING:
-    from agent.advisor.preview import PreviewInputs
     from agent.dynamic_config.follow import CustomNodeConfigFollower, DynamicConfig
     from agent.eviction.api_evictor import EvictionMethod
     from agent.eviction.runner import EvictionRunner, PodEvictor
     from agent.katalyst.peers import KatalystPeers
     from agent.nri.lifecycle import NriLifecycle
     from agent.qrm.actuator.node_knobs import NodeKnobs
-    from agent.qrm.actuator.originals import OriginalsJournal
-    from agent.qrm.actuator.pending_originals import PendingOriginals
     from agent.reporter.cnr_writer import CnrWriter
     from api.node_resources import ReportedField
     from kube.client import KubeClient
@@ -123,7 +121,10 @@ def node_checks(state_dir: Path) -> tuple[DoctorCheck, ...]:
 def open_forecast_file(
     config: AgentConfig, act: ActMode, state: StateLocation, stack: AsyncExitStack
 ) -> ForecastFile | None:
-    """Opens the predictor's history if the calibrated forecast is in use. The agent must hold the lock of the state directory."""
+    """Opens the predictor's history if the calibrated forecast is in use.
+
+    The agent must hold the lock of the state directory.
+    """
     if act is ActMode.OFF or config.forecast.method != "calibrated":
         return None
     file = ForecastFile(*state)
@@ -179,21 +180,6 @@ async def open_kubelet(
     tasks.begin("polling the configuration of the kubelet", managers.run)
     cpusets = config.advisor.policy == "canonical"
     return pods, (*pods.probes(), KubeletManagersProbe(Path(config.kubelet.root_dir), managers, needs_cpusets=cpusets))
-
-
-class NullRuntime:
-    """Replaces NriLifecycle if the pods come from a file: it does nothing."""
-
-    pending_originals: PendingOriginals | None = None
-    probes: tuple[Probe, ...] = ()
-    answers: Mapping[str, int] = {}
-
-    def start(self, preview_inputs: Callable[[], PreviewInputs | None]) -> None: ...
-
-    def end(self, files: KnobWriter, originals: OriginalsJournal | None) -> tuple[Outcome, ...]:  # noqa: ARG002 - NriLifecycle's
-        return ()
-
-    def leave(self, files: KnobWriter) -> None: ...
 
 
 def open_nri_lifecycle(

@@ -163,7 +163,8 @@ AGENT_METRICS: tuple[Metric, ...] = (
            + HELP_OWN_TASKS, CGROUP_LABELS),
     Metric("dioptase_cgroup_runq_wait_evaluated_seconds", "gauge", "seconds",
            "Run-queue latency of the latest round as the advisor evaluates it: without waits that the container's own CPU "
-           "quota caused, which dioptase_cgroup_runq_wait_seconds includes. Online containers only." + HELP_INCLUDES_DESCENDANTS,
+           "quota caused, which dioptase_cgroup_runq_wait_seconds includes. Online containers only."
+           + HELP_INCLUDES_DESCENDANTS,
            (*CGROUP_LABELS, "percentile")),
     Metric("dioptase_cgroup_blame_seconds_total", "counter", "seconds",
            "Run-queue latency by what occupied the CPU meanwhile. Cause: neighbour (the cgroup in culprit ran), "

@@ -31,8 +31,8 @@ class HealthConfig(_ControllerSettings, frozen=True, kw_only=True):
     agents: Mapping[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_AGENT_SELECTORS))
     """[healthz-agent-selector] Selector for the pods of each agent that a node must have, by name."""
     namespace: str = ""
-    """Namespace of the agents' pods. Empty, as in Katalyst, means any; then every account that may create pods can create one that
-    counts as a node's agent and hides that the agent is missing."""
+    """Namespace of the agents' pods. Empty, as in Katalyst, means any; then every account that may create pods can create one
+    that counts as a node's agent and hides that the agent is missing."""
     node_selector: str = ""
     """[healthz-node-selector] Nodes that must have the agents; empty means all."""
     taint_after_s: Seconds = 600.0

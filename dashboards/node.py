@@ -91,7 +91,8 @@ def _glance() -> list[Panel]:
 
 
 def _cpu() -> list[Panel]:
-    busy = f'sum by (job, instance, cpu) (rate(dioptase_node_percpu_seconds_total{{{NODE_SELECTOR},mode!~"idle|iowait|steal"}}{RATE_INTERVAL}))'
+    selector = f'{NODE_SELECTOR},mode!~"idle|iowait|steal"'
+    busy = f"sum by (job, instance, cpu) (rate(dioptase_node_percpu_seconds_total{{{selector}}}{RATE_INTERVAL}))"
     return [
         line_panel(
             "Use by mode",

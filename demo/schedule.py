@@ -134,8 +134,8 @@ Schedule = ConstantRate | RateWave | RateBursts
 def arrivals(schedule: Schedule, seed: int, reseed_at_s: float = math.inf) -> Iterator[float]:
     """Due times in seconds of a Poisson process with the schedule's rate: exact, by thinning one at its peak.
 
-    From `reseed_at_s` on the random generator is seeded again, so that measurements after warm-ups of different lengths are put under
-    the same arrivals.
+    From `reseed_at_s` on the random generator is seeded again, so that measurements after warm-ups of different lengths are
+    put under the same arrivals.
     """
     rng, t, peak = random.Random(seed), 0.0, schedule.peak
     while True:

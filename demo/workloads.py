@@ -170,7 +170,10 @@ class DemoWorkloads:
         seed: int = 1,
         warmup_s: float | None = None,
     ) -> None:
-        """Start the load, in our own cgroup: the client stands for the outside world. After `warmup_s` the seed is used again."""
+        """Start the load, in our own cgroup: the client stands for the outside world.
+
+        After `warmup_s` the seed is used again.
+        """
         command = [*module_command("demo.client"), "--port", str(self.port), "--seed", str(seed)]
         command += ["--schedule", msgspec.json.encode(schedule).decode()]
         command += ["--counters", str(self._directory / "client.counters")]

@@ -72,7 +72,10 @@ class KeySchedule(Generic[K]):
         self._finish(key)
 
     def failed(self, key: K, now_s: float, jitter: float = 0.0) -> float:
-        """Finish work on a key and retry it later; return the delay in seconds. It is shorter if the key was added meanwhile."""
+        """Finish work on a key and retry it later; return the delay in seconds.
+
+        It is shorter if the key was added meanwhile.
+        """
         self._failures[key] = failures = self._failures.get(key, 0) + 1
         self._finish(key)
         wait_s = self._backoff.wait_s(failures, jitter)

@@ -140,7 +140,7 @@ def cgroup_files(kind: str) -> set[str]:
     knobs = [place for row in knob_files.KNOB_SPECS.values() for place in getattr(row, kind)]
     once = [files[index] for files in (*knob_files.ONE_SHOT_FILES.values(), *knob_files.EFFECTIVE_FILES.values())]
     return (
-        {file for place in knobs for file in (*place.files, *place.beside)}
+        {file for place in knobs for file in (*place.files, *place.context_files)}
         | {place.file.decode() for row in cgroup_cgroup_files.FIELD_TABLE.values() for place in getattr(row, kind)}
         | {file for file in once if file}
     )

@@ -49,14 +49,16 @@ metrics are sent to an OpenTelemetry collector by OTLP, together with those for 
   for a listed container with cgroups below; a query does so with `cgroup=~"/web(/.*)?"`.
 - Names of kinds, events, modes and vectors are the kernel's. `device` is a disk's name, or `MAJOR:MINOR` if the node
   does not list it.
-- Run-queue latency is a histogram with {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, each twice the previous one. If the kernel
-  supports no probe, it has one bucket: count and sum are known, from `/proc/PID/schedstat`, but not the distribution.
+- Run-queue latency is a histogram with {len(RUNQ_LATENCY_BOUNDS_S)} bounds from 1 us to 34 s, each twice the previous one.
+  If the kernel supports no probe, it has one bucket: count and sum are known, from `/proc/PID/schedstat`, but not the
+  distribution.
 - Throttles, reclaim and block I/O have {len(COARSE_BOUNDS_S)} bounds from 16 us to 17 s, each four times the previous one.
 - In OpenMetrics, decisions, cycles and the longest wait of each pod in the latest cycle (by the bound of its bucket) have an
   exemplar with the `round` and, if spans are sent to OpenTelemetry, its `trace_id` and `span_id`. Histograms are classic:
   neither text format supports native ones.
 - The number of series is bounded: `exporters.maxCgroups` cgroups (those of pods first, then those nearest to the root), and
-  for each the {MAX_AGGRESSORS_PER_CGROUP} culprits with the largest share of its latency and {MAX_DEVICES_PER_CGROUP} devices; {MAX_INTERFACES} network interfaces.
+  for each the {MAX_AGGRESSORS_PER_CGROUP} culprits with the largest share of its latency and {MAX_DEVICES_PER_CGROUP} devices;
+  {MAX_INTERFACES} network interfaces.
   `dioptase_exporter_dropped_total` counts what was left out. A cgroup with all metrics has about 200 series.
 - Counters of the kernel start at boot or at the creation of the cgroup, those of a pod at its start. Counters of the agent,
   marked in the table, start with the agent.

@@ -118,7 +118,8 @@ exporters: {maxCgroups: 100}
 
 HEAD = """# Settings
 
-Generated from `agent/config/` and `tools/settings_reference.py` by `python -m tools.settings_reference docs/settings.md`; edit those files instead of this one.
+Generated from `agent/config/` and `tools/settings_reference.py` by
+`python -m tools.settings_reference docs/settings.md`; edit those files instead of this one.
 
 `dioptase agent --config FILE` reads one YAML file. Every setting is optional. A file with an unknown or duplicate field, a
 value of the wrong type or out of bounds, contradicting values, or values that this node cannot hold is rejected as a whole

@@ -25,7 +25,7 @@ LOOKUP_INTERVAL_S = 5.0
 """Minimum time between two lookups of the agent's next pod."""
 EndpointLookup = Callable[[], Awaitable[AgentEndpoint]]
 """Looks up the agent that serves the node now. Raises Unavailable."""
-SERVED_PATHS = re.compile(r"/|/metrics|/healthz|/readyz|/api/v1/[a-z]+|/static/[a-z]+\.(?:js|css|svg)")
+SERVED_PATHS = re.compile(r"/|/metrics|/healthz|/readyz|/api/v1/[a-z]+|/static/[a-z_]+\.(?:js|css|svg)")
 PROXY_LINKS = re.compile(rb'"/api/v1/namespaces/[^/"]+/pods/[^/"]+/proxy/')
 """The API server's proxy prefixes every link of a document with its own path (apimachinery, pkg/util/proxy)."""
 SECURITY_HEADERS = {

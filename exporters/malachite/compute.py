@@ -178,7 +178,7 @@ def compute_document(now: Snapshot, history: MalachiteHistory) -> ComputeDocumen
         global_cpu=_shares("cpu", None if past is None else past.cpu, node.cpu, waits.of_all()),
         load=None
         if node.load is None
-        else LoadFields(**dict(zip(("one", "five", "fifteen"), map(finite, node.load), strict=True))),
+        else LoadFields(**dict(zip(("one_minute", "five", "fifteen"), map(finite, node.load), strict=True))),
         process_stats=ProcessCounts(procs_running=u64(node.procs_running), procs_blocked=u64(node.procs_blocked)),
         cpu_codename=node.machine.codename or None,
         l3_mon=_l3(now),

@@ -106,7 +106,8 @@ class MalachiteServer:
         if not all(is_loopback(name) for name, _ in bound):
             await self._listener.close()
             raise Unavailable(
-                f"--malachite {host}:{port} would show every cgroup to every client that reaches it: the protocol has no passwords",
+                f"--malachite {host}:{port} would show every cgroup to every client that reaches it: "
+                "the protocol has no passwords",
                 "use a loopback address: Katalyst's agent connects to 127.0.0.1:9002",
             )
         return bound[0][1]

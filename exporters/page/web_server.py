@@ -212,7 +212,8 @@ class AgentWebServer:
         self._loopback = all(is_loopback(name) for name, _ in bound)
         if config is None and self._tokens is None and not self._loopback:
             log.warning(
-                "every client that reaches %s can read all data of this agent: add a --web-config with passwords or a certificate",
+                "every client that reaches %s can read all data of this agent: "
+                "add a --web-config with passwords or a certificate",
                 ", ".join(name for name, _ in bound if not is_loopback(name)),
             )
         return int(bound[0][1])

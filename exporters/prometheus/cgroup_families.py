@@ -379,7 +379,10 @@ CGROUP_SPLITS: tuple[tuple[str, Callable[[CgroupSample], OwnSamples]], ...] = (
     ("dioptase_cgroup_memory_limit_bytes", lambda c: _memory_limits(c.limits)),
     ("dioptase_cgroup_memory_bytes", lambda c: (((kind,), first_value(c.memory_stat, names)) for kind, names in MEMORY_KINDS)),
     ("dioptase_cgroup_memory_numa_bytes", lambda c: _numa(c.numa_stat)),
-    ("dioptase_cgroup_workingset_pages_total", lambda c: ((own, first_value(c.memory_stat, names)) for own, names in WORKINGSET)),
+    (
+        "dioptase_cgroup_workingset_pages_total",
+        lambda c: ((own, first_value(c.memory_stat, names)) for own, names in WORKINGSET),
+    ),
     ("dioptase_cgroup_reclaim_scanned_pages_total", lambda c: _by_reclaimer(c, "pgscan_")),
     ("dioptase_cgroup_reclaim_stolen_pages_total", lambda c: _by_reclaimer(c, "pgsteal_")),
     ("dioptase_cgroup_memory_events_total", lambda c: (((event,), c.memory_events.get(event)) for event in MEMORY_EVENTS)),

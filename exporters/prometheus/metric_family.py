@@ -77,7 +77,10 @@ def ns_to_seconds(nanoseconds: int | None) -> float | None:
 def fine_distribution(
     owner: Labels, durations: Durations, exemplars: Mapping[int, Exemplar] | None = None
 ) -> MetricDistribution:
-    """Return a histogram of all slots. Its count is the sum of the slots, because the kernel's count is read at another time."""
+    """Return a histogram of all slots.
+
+    Its count is the sum of the slots, because the kernel's count is read at another time.
+    """
     sum_s = durations.sum_ns / NS_PER_S
     if durations.slots is None:
         return MetricDistribution(owner, (), (), (durations.count,), sum_s)

@@ -118,7 +118,7 @@ async def test_a_node_lends_only_where_somebody_takes_back(
             if isinstance(item, ExtendedResources)
         ]
         written.publish(finished())
-        assert any(written._wanted.values()) is reports
+        assert any(written._desired.values()) is reports
 
 
 @pytest.fixture

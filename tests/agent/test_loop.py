@@ -122,13 +122,13 @@ async def test_what_the_runtime_made_before_a_round_is_told_with_it(tmp_path: Pa
     tree.file("/batch", "cpuset.cpus").write_text("1\n")
     decision = tree.decision("/batch", Knob.CPUSET, "1")
     outcome_of_runtime = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="1")
-    script.foretold.tell("/batch", {Knob.CPUSET: "0-3"}, 1.0, done={Knob.CPUSET: outcome_of_runtime})
+    script.pending_originals.add("/batch", {Knob.CPUSET: "0-3"}, 1.0, outcomes={Knob.CPUSET: outcome_of_runtime})
     files, originals = KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
     assert script.pending_originals.adopt(files, originals) == 1
     loop = loop_over(script)
     script.failure = RuntimeError("boom")
-    assert loop.run_cycle("tick").made == (outcome_of_runtime,), "whatever becomes of the round"
-    assert loop.run_cycle("tick").made == ()
+    assert loop.run_cycle("tick").runtime_outcomes == (outcome_of_runtime,), "whatever becomes of the round"
+    assert loop.run_cycle("tick").runtime_outcomes == ()
 
 
 async def test_what_an_agent_left_reclaimed_pods_is_lent_on_and_no_online_pod_s_quota_counts() -> None:
@@ -514,13 +514,15 @@ class BlockedActuator(Scripted):
         self.threads: set[str] = set()
         os.mkfifo(fifo)
 
-    def apply(self, decisions: Sequence[Decision], now_ns: int, *, loosen: Collection[str]) -> tuple[Outcome, ...]:
+    def apply(
+        self, decisions: Sequence[Decision], now_ns: int, *, quota_exempt: Collection[str]
+    ) -> tuple[Outcome, ...]:
         self.threads.add(threading.current_thread().name)
         if len(self.taken_at_ns) == 2:
             self.blocked.set()
             with self.fifo.open("w"):
                 pass
-        return super().apply(decisions, now_ns, loosen=loosen)
+        return super().apply(decisions, now_ns, quota_exempt=quota_exempt)
 
     def read_runq_latency(self, cgroup_ids: Collection[int]) -> Mapping[int, RunqLatency]:
         self.watched += self.blocked.is_set()

@@ -98,11 +98,11 @@ def test_a_container_that_is_admitted_while_a_cycle_is_evaluated_keeps_its_cpus(
         topology=node(), pods=(other,), sizes=(), state=state, config=config, memory_by_numa={0: 1, 1: 1}
     )
     server = ResourcePluginServer(now_ns=lambda: 7)
-    server.look(inputs)
+    server.update(inputs)
     entry = CpusetEntry(owner_pool_name="dedicated", allocation_result="3-6", container_name="main")
     server._admitted[web.uid], server._since_ns[web.uid] = web, 7
     server._entries[web.uid] = {"main": entry}
-    server.look(msgspec.structs.replace(inputs, pods=(other, web)))
-    assert server.merged(state).pod(web.uid) == {"main": entry}
-    server.look(msgspec.structs.replace(inputs, pods=(other, web), state=server.merged(state)))
-    assert server.merged(state).pod(web.uid) == {}, "the state has it, so the admission is not kept twice"
+    server.update(msgspec.structs.replace(inputs, pods=(other, web)))
+    assert server.merge_into(state).pod(web.uid) == {"main": entry}
+    server.update(msgspec.structs.replace(inputs, pods=(other, web), state=server.merge_into(state)))
+    assert server.merge_into(state).pod(web.uid) == {}, "the state has it, so the admission is not kept twice"

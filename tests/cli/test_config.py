@@ -48,7 +48,7 @@ def test_every_setting_has_a_line_and_then_come_the_objects(url: str) -> None:
     assert lines[-2].startswith("AdminQoSConfiguration kube-system/all h1 applies since 1970-01-01")
     assert lines[-1] == (
         "  not applied: reclaimedResourceConfig.cpuHeadroomConfig.utilBasedConfig.nonReclaimUtilizationLow: "
-        "Katalyst's own agent does not use it either"
+        "Katalyst's own agent ignores it too"
     )
 
 

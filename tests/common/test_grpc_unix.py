@@ -186,7 +186,8 @@ async def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     code = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom common.grpc_unix import serve_on_socket\n"
-        "async def main():\n    await serve_on_socket(Path(sys.argv[1]), ())\n    print('up', flush=True)\n    await asyncio.sleep(60)\n"
+        "async def main():\n    await serve_on_socket(Path(sys.argv[1]), ())\n"
+        "    print('up', flush=True)\n    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}

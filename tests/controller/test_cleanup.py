@@ -118,7 +118,7 @@ def test_what_names_one() -> None:
             2,
             "--stop: 'pod/a/b' is invalid; write daemonset/NAMESPACE/NAME or deployment/NAMESPACE/NAME",
         ),
-        (["--timeout", "nan"], 2, "no number of seconds"),
+        (["--timeout", "nan"], 2, "not a number of seconds"),
         ([], 1, "kubeconfig: current-context: is not set"),
     ],
 )

@@ -35,7 +35,7 @@ def test_the_table_has_a_line_for_each_phase_that_had_any_time() -> None:
     head, alone, adjacent = summary_table(tally)
     assert " ".join(head.split()) == "online service answered lost p50 ms p99 ms p99.9 ms batch units/s"
     assert alone.split() == ["alone", "1,200", "0", "3.20", "3.55", "3.55", "0"]
-    assert adjacent.split() == ["beside", "batch", "0", "0", "4,500"]
+    assert adjacent.split() == ["with", "batch", "0", "0", "4,500"]
 
 
 def test_a_mean_ignores_what_is_not_known() -> None:

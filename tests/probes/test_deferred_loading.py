@@ -126,21 +126,21 @@ def test_closing_ends_a_child_that_is_at_work(tmp_path: Path) -> None:
     slow = tmp_path / "python3"
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     slow.chmod(0o755)
-    started: list[str] = []
+    opened: list[str] = []
 
     def hang() -> Probe:
-        started.append("hang")
+        opened.append("hang")
         started.set()
         load(JOB, child_python=slow)
         raise AssertionError("a job that never ends has ended")
 
-    background = DeferredLoader([("hang", hang), ("never", lambda: started.append("never") or Counting("never"))], slow)
+    background = DeferredLoader([("hang", hang), ("never", lambda: opened.append("never") or Counting("never"))], slow)
     background.start()
     assert started.wait(10)
     while not (tmp_path / "pid").exists():
         time.sleep(0.01)
     background.close()
-    assert started == ["hang"]
+    assert opened == ["hang"]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
@@ -333,8 +333,9 @@ def test_closing_at_the_moment_of_a_retry_starts_no_child(
             return super().load(job)
 
     def close_elsewhere() -> None:
-        closing.append(threading.Thread(target=loader.close))
-        closing[0].start()
+        closer = threading.Thread(target=loader.close)
+        closer.start()
+        closing.append(closer)
         assert loader._closed.wait(10)
         time.sleep(0.05)  # so that `close` has ended the compiler that it found
 

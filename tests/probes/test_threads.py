@@ -80,7 +80,7 @@ def probe(reported: Reported) -> ThreadsProbe:
 def item(probe: ThreadsProbe, number: int, live: Mapping[int, str], *, complete: bool = True) -> float | None:
     load = probe.read(live, complete=complete).cgroups[number].get("load")
     assert load is None or isinstance(load, LoadAverages)
-    return None if load is None else load.one
+    return None if load is None else load.load1
 
 
 def test_states_are_those_of_now_and_a_live_cgroup_without_threads_has_none(

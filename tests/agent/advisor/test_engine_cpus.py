@@ -238,7 +238,7 @@ def test_cpus_outside_of_the_allowed_set_are_not_assigned(policy: str) -> None:
         assert sum(size.cpus for size in policy_result.advice.cpu.sizes) == 24
         assert policy_result.advice.reclaimable_cores <= 24
         assert (policy_result.advice.headroom.cores or 0) <= 24
-        assert "/kubepods leaves pods CPUs 0-23 of the node's 48." in policy_result.advice.reason.text
+        assert "/kubepods limits pods to CPUs 0-23 of the node's 48." in policy_result.advice.reason.text
         assert len(current.topology.cpus) == 48
         result = cpusets(current, policy_result)
         if policy == "canonical":

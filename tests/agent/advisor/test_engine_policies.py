@@ -312,7 +312,7 @@ def test_an_unreadable_profile_makes_its_pod_unreclaimable_with_a_problem() -> N
     profile, (problem,) = parse_service_profile({"dioptase.io/service-profile": '{"targets": {"cpi": {"upper": 0}}}'})
     assert profile == ServiceProfile(disable_reclaim_level="Pod")
     assert "$.targets[...].upper" in problem
-    assert "until then nothing of the pod is lent" in problem
+    assert "until then nothing of the pod is reclaimed" in problem
     text = '{"targets": {"cpi": {"upper": 1.2}}, "disableReclaimLevel": "Socket"}'
     result = parse_service_profile({"dioptase.io/service-profile": text})
     assert result == (ServiceProfile(targets={"cpi": IndicatorTarget(upper=1.2)}, disable_reclaim_level="Socket"), ())
@@ -500,7 +500,7 @@ def test_network_bandwidth_is_allocated_and_a_pod_without_any_is_rejected_with_t
     unbound = asking("db", 5000, QoSLevel.DEDICATED)
     first, state = evaluate_policy(current(1, [web]), config, PolicyState(), S)
     assert first.advice is not None
-    assert [(card.name, card.capacity, card.promised) for card in first.advice.cards] == [("eth0", 700, 600)]
+    assert [(card.name, card.capacity, card.allocated_mbit) for card in first.advice.cards] == [("eth0", 700, 600)]
     second, _ = evaluate_policy(current(2, [late, web, unbound]), config, state, 2 * S)
     assert second.advice is not None
     assert [dict(card.pods) for card in second.advice.cards] == [{"default/web": 600}]

@@ -47,7 +47,7 @@ async def test_missing_sockets_are_reported_with_the_remedy(tmp_path: Path) -> N
     ]
     assert "kubelet.url" in result["kubelet"].remedy
     assert "kubelet.runtimeSocket" in result["container runtime"].remedy
-    assert "NRI switched on" in result["optional: NRI"].remedy
+    assert "NRI enabled" in result["optional: NRI"].remedy
     managers = result["kubelet's managers"]
     assert "connection refused" in managers.detail
     assert f"{tmp_path}/cpu_manager_state cannot be read" in managers.detail

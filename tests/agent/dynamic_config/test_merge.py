@@ -216,7 +216,7 @@ def test_what_the_terminal_shows() -> None:
     assert "node n1: its CustomNodeConfig is watched" in shown
     refused = [line for line in shown if "cannot be applied" in line]
     assert len(refused) == 1
-    assert refused[0].startswith("AdminQoSConfiguration kube-system/all h2 cannot be obeyed: spec.config.")
+    assert refused[0].startswith("AdminQoSConfiguration kube-system/all h2 cannot be applied: spec.config.")
     only = list(config_lines(reported, ("report",), 0))
     assert {line.partition(".")[0] for line in only} == {"report"}
 

@@ -82,8 +82,9 @@ def advice(pools: Mapping[str, int], reported_headroom: Headroom | None = None) 
     region = Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,), pods=("default/web",))
     region_advice = RegionAdvice(region=region, policy="p", controls={}, upper_cores=8, lower_cores=1, reason=WHY)
     return Advice(
-        policy="latency", cpu=CpuAdvice(regions=(region_advice,)), pools=tuple(advised), requirement_cores=1, reclaimable_cores=1,
-        headroom=Headroom(cores=0.0, reason=WHY), reported_headroom=reported_headroom, idle=True, action="hold", reason=WHY,
+        policy="latency", cpu=CpuAdvice(regions=(region_advice,)), pools=tuple(advised), requirement_cores=1,
+        reclaimable_cores=1, headroom=Headroom(cores=0.0, reason=WHY), reported_headroom=reported_headroom,
+        idle=True, action="hold", reason=WHY,
     )  # fmt: skip
 
 
@@ -214,7 +215,7 @@ def test_cpus_that_no_pod_may_have_are_none_to_grow_into() -> None:
         (AllowedCpus(cgroup="/kubepods", cpus=tuple(range(6))), ThresholdMet.SOFT),
         (None, ThresholdMet.NOT_MET),
     ):
-        policy_state = PolicyState(advisor=advisor, ceiling=ceiling)
+        policy_state = PolicyState(advisor=advisor, allowed_cpus=ceiling)
         result = EvictionRunner(settings, None).run_cycle(
             situation(100, [WEB], cpus=8).snapshot, advised, policy_state, 100 * S
         )

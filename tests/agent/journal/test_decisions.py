@@ -62,7 +62,7 @@ def test_what_the_runtime_did_before_the_round_is_an_entry_too() -> None:
     """The round finds it as it is to be, of which there is nothing to say."""
     journal, result = DecisionJournal(None), outcome(before="0-3", value="1", after="1")
     same = msgspec.structs.replace(result, status=OutcomeStatus.UNCHANGED, before="1")
-    journal.publish(msgspec.structs.replace(turn(7, same), made=(result,)))
+    journal.publish(msgspec.structs.replace(turn(7, same), runtime_outcomes=(result,)))
     journal.publish(turn(8, same))
     assert [(entry.trigger, entry.cycle_seq, entry.outcome) for entry in journal.entries()] == [("nri", 7, result)]
 

@@ -95,7 +95,7 @@ def test_what_is_too_old_or_from_the_future_is_not_used_and_that_is_said(
     [
         (lambda data: data[:-2], "cannot be read"),
         (lambda data: data.replace(b"10.0", b"11.0", 1), "checksum"),
-        (lambda data: data.replace(b'"version":1', b'"version":2', 1), "layout version 2, this program knows 1"),
+        (lambda data: data.replace(b'"version":1', b'"version":2', 1), "layout version 2, this program supports 1"),
         (lambda data: b"", "cannot be read"),
         (lambda data: data + b" ", "checksum"),
     ],

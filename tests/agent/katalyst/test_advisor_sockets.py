@@ -71,7 +71,7 @@ async def stop(*servers: GrpcServer) -> None:
 async def test_a_stock_plugin_is_answered(tmp_path: Path) -> None:
     server = advisor_server(tmp_path)
     servers = await serve_sockets(server.sockets())
-    client = GrpcClient(tmp_path / "cpu_advisor.sock", CPU, words={"supports_get_advice": "true"})
+    client = GrpcClient(tmp_path / "cpu_advisor.sock", CPU, metadata={"supports_get_advice": "true"})
     request_ = request()
     put(request_, WEB, "share")
     put(request_, BATCH, "reclaim")
@@ -322,7 +322,7 @@ async def test_an_invalid_answer_is_reported_and_the_previous_advice_stays_valid
     now[0] = 301 * S
     assert client_.advice() is None
     await stop(server)
-    await until(lambda: client_.problem is not None and "nobody answers" in client_.problem.reason)
+    await until(lambda: client_.problem is not None and "no server answers" in client_.problem.reason)
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
 

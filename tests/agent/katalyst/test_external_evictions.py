@@ -89,7 +89,7 @@ class Manager:
 
     @property
     def evicted(self) -> list[str]:
-        return [key for key, _ in self.killer.asked]
+        return [key for key, _ in self.killer.evictions]
 
 
 async def test_a_named_pod_is_evicted_unless_it_is_protected_or_gone(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ async def test_one_agent_carries_out_what_another_advises(short: Path) -> None:
         assert len(parse_cpu_list(desired["/kubepods/batch", Knob.CPUSET])) >= reclaim.cpus
         assert advisor.neighbours.peers() == {"qrm-plugin": 2}
         # The advisor's next cycle starts from the plugin's allocations.
-        state, external = advisor.neighbours.before(cast(Any, advisor.loop)._known)
+        state, external = advisor.neighbours.before(cast(Any, advisor.loop)._policy_state)
         assert state.cpus.pod("u-bound")["main"].cpus == set(parse_cpu_list(desired["/kubepods/bound", Knob.CPUSET]))
         assert (external.cpu, external.memory) == (None, None)
         assert set(advisor.neighbours.ages_s()) == {("given", "cpu"), ("given", "memory")}
@@ -146,7 +146,7 @@ async def test_a_missing_or_invalid_advisor_is_replaced_by_the_built_in_policy(s
     server = None if peer_kind == "absent" else await asyncio.start_unix_server(noise, folder / "cpu_advisor.sock")
     async with running(short, "take: [cpu]") as consumer:
         await until(lambda: consumer.problem("remote-advisor-cpu"))
-        assert f"{folder}/cpu_advisor.sock: CPUAdvisor.GetAdvice: nobody answers" in consumer.problem(
+        assert f"{folder}/cpu_advisor.sock: CPUAdvisor.GetAdvice: no server answers" in consumer.problem(
             "remote-advisor-cpu"
         )
         finished = consumer.loop.run_cycle("tick")
@@ -233,7 +233,7 @@ async def test_removed_plugin_sockets_are_created_and_registered_again(short: Pa
         request.container_type, request.resource_name = plugin.MAIN, "cpu"
         request.resource_requests["cpu"] = 2
         await client.call("Allocate", request)
-        state, _external = agent.neighbours.before(cast(Any, agent.loop)._known)
+        state, _external = agent.neighbours.before(cast(Any, agent.loop)._policy_state)
         assert state.cpus.pod("u-new")["main"].owner_pool_name == "share"
         await client.close()
         await manager.stop()

@@ -62,9 +62,9 @@ async def test_a_stock_kubelet_that_does_not_say_what_is_allocatable(tmp_path: P
     await lister.close()
     await server.stop()
     missing = PodResourcesListerClient(tmp_path / "kubelet.sock")
-    with pytest.raises(Unavailable, match=r"PodResourcesLister\.List: nobody answers"):
+    with pytest.raises(Unavailable, match=r"PodResourcesLister\.List: no server answers"):
         await missing.pods()
-    with pytest.raises(Unavailable, match="nobody answers"):
+    with pytest.raises(Unavailable, match="no server answers"):
         await missing.node()
     await missing.close()
 

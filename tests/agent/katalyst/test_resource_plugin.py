@@ -168,7 +168,7 @@ async def test_a_dedicated_pod_has_whole_nodes_and_its_sidecar_runs_there(wire: 
         "db", 1, annotations=level, container_name="proxy", container_type=plugin.SIDECAR, nodes=[1]
     )
     assert cpus(await wire.call("Allocate", side)) == cpus(got)
-    with pytest.raises(CallRefused, match="ns/plain asks for dedicated_cores without numa_binding"):
+    with pytest.raises(CallRefused, match="ns/plain requests dedicated_cores without numa_binding"):
         await wire.call("Allocate", resource_request("plain", 2, annotations={LEVEL: "dedicated_cores"}))
     aware = await wire.call(
         "GetTopologyAwareResources", plugin.GetTopologyAwareResourcesRequest(pod_uid="u-db", container_name="main")
@@ -187,7 +187,7 @@ async def test_a_dedicated_pod_has_whole_nodes_and_its_sidecar_runs_there(wire: 
 
 async def test_shared_pods_that_are_too_many_are_refused_with_the_numbers(wire: Wire) -> None:
     wire.plugin.update(admission_inputs(pod("web", cores=40)))
-    with pytest.raises(CallRefused, match=r"ns/more asks for 8 CPUs where 6 of 46 are left to shared pods"):
+    with pytest.raises(CallRefused, match=r"ns/more requests 8 CPUs; 6 of 46 are left for shared pods"):
         await wire.call("Allocate", resource_request("more", 8))
     got = await wire.call("Allocate", resource_request("less", 6))
     assert cpus(got)

@@ -27,11 +27,11 @@ async def test_a_container_under_creation_is_restored_and_a_missing_one_is_not_w
     files, originals = KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
     unused = cast(Any, None)
     lifecycle = NriLifecycle(AgentConfig(), ActMode.DRY_RUN, unused, unused, tree.hierarchy, tmp_path)
-    lifecycle.pending_originals.tell(NEVER, {Knob.CPUSET: "0-3"}, time.monotonic() - CREATION_WAIT_S)
+    lifecycle.pending_originals.add(NEVER, {Knob.CPUSET: "0-3"}, time.monotonic() - CREATION_WAIT_S)
     lifecycle.end(files, originals)
     decision = tree.decision(LATE, Knob.CPUSET, "3", cgroup_id=0)
     outcome = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="3")
-    lifecycle.pending_originals.tell(LATE, {Knob.CPUSET: "0-3"}, time.monotonic(), done={Knob.CPUSET: outcome})
+    lifecycle.pending_originals.add(LATE, {Knob.CPUSET: "0-3"}, time.monotonic(), outcomes={Knob.CPUSET: outcome})
 
     def make() -> None:
         tree.make(LATE)

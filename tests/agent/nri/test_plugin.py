@@ -52,7 +52,7 @@ def inputs_of(settings: str, *, cpus: int = 4, age_s: float = 0.0) -> PreviewInp
         _, state = evaluate_policy(shot, config, state_before, shot.taken_at_ns)
     knobs = {"/web": frozenset({Knob.CPUSET, Knob.QUOTA, Knob.WEIGHT, Knob.IDLE, Knob.MEMS})}
     now = time.monotonic_ns() - round(age_s * 1e9)
-    return PreviewInputs(snapshot=shot, config=config, known=state_before, now_ns=now, knobs=knobs)
+    return PreviewInputs(snapshot=shot, config=config, state=state_before, now_ns=now, knobs=knobs)
 
 
 class Agent:
@@ -194,16 +194,18 @@ async def test_reserved_cpus_are_assigned_to_no_other_container_before_a_cycle_l
     assert len({*response.values()} - {""}) == 2, response
     inputs = agent.preview_inputs
     assert inputs is not None
-    state = agent.pending_originals.promised.kept(inputs.known.cpus)
+    state = agent.pending_originals.reservations.merge_into(inputs.state.cpus)
     assert {name: state.pod(f"uid-{name}")["main"].allocation_result for name in response} == response
     # A round that does not see them yet: the others are placed around them.
-    shot = msgspec.structs.replace(inputs.known, cpus=state)
+    shot = msgspec.structs.replace(inputs.state, cpus=state)
     result, after = evaluate_policy(inputs.snapshot, inputs.config, shot, inputs.now_ns)
     assert result.placement is not None
     assert not {str(cpu) for cpu in result.placement.cpus["/web"]} & {*response.values()}
     assert {name: after.cpus.pod(f"uid-{name}")["main"].allocation_result for name in response} == response
-    agent.pending_originals.promised.taken(after.cpus)
-    assert agent.pending_originals.promised.kept(inputs.known.cpus) is inputs.known.cpus, "that round knows of them"
+    agent.pending_originals.reservations.drop_merged(after.cpus)
+    assert agent.pending_originals.reservations.merge_into(inputs.state.cpus) is inputs.state.cpus, (
+        "that round knows of them"
+    )
 
 
 async def test_requests_of_reclaimed_resources_come_from_the_kubelet(tmp_path: Path, runtime: Runtime) -> None:

@@ -67,7 +67,7 @@ def peer_crd(kind: KatalystKind) -> Any:
 def differences(own: Node, other: Node) -> Iterator[str]:
     """What two schemas allow differently, with the paths of the outermost places. Words and orders do not count."""
     mine, its = dict(nodes(own)), dict(nodes(other))
-    for alone, name in ((mine.keys() - its.keys(), "own"), (its.keys() - mine.keys(), "theirs")):
+    for alone, name in ((mine.keys() - its.keys(), "ours"), (its.keys() - mine.keys(), "theirs")):
         yield from (f"{path}: {name} alone" for path in alone if not alone & above(path))
     for path in mine.keys() & its.keys():
         own_node, peer_node = mine[path], its[path]

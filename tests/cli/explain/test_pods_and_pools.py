@@ -128,7 +128,7 @@ def test_memory_has_headroom_shortage_and_reasons() -> None:
 def test_unknown_memory_is_not_zero() -> None:
     text = text_of("memory")
     assert "Memory headroom for reclaimed pods: not known" in text
-    assert "condition unknown: How short memory is on the node is not known" in text
+    assert "condition unknown: The memory pressure of the node is not known: the node's memory is missing." in text
 
 
 def test_the_reclaim_pool_has_the_headroom_and_the_reported_headroom() -> None:

@@ -414,7 +414,7 @@ async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
 
         await until(responds)
         web(TLS + "basic_auth_users: {a: b}\n")
-        await until(lambda: _logged(caplog, "stays as it was"))
+        await until(lambda: _logged(caplog, "the web configuration was not changed"))
     assert (await get(url, tls=trusting(other), user="prometheus", password=SECRET))[0] == 200
 
 
@@ -428,5 +428,5 @@ async def test_the_command_line_comes_in_with_the_user_of_its_url(web, serve) ->
     client = AgentClient(f"http://prometheus:{secret}@127.0.0.1:{port}")
     assert (await asyncio.to_thread(client.view)).seq == 2
     assert client.url == f"http://127.0.0.1:{port}", "what is shown has no password in it"
-    with pytest.raises(Unavailable, match="asks for a user and a password"):
+    with pytest.raises(Unavailable, match="requires a user and a password"):
         await asyncio.to_thread(AgentClient(f"http://127.0.0.1:{port}").view)

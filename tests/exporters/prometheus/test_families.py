@@ -1,4 +1,4 @@
-"""Facts become catalogue rows: every row, nothing else, with numbers that can be computed from tests/builders/four_cpu_node.py."""
+"""Facts become catalogue rows: every row, nothing else, with numbers computable from tests/builders/four_cpu_node.py."""
 
 from __future__ import annotations
 

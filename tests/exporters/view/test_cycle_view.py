@@ -224,7 +224,9 @@ def test_a_view_of_200_managed_containers_stays_small() -> None:
     pods = tuple(
         msgspec.structs.replace(
             interference_node.PODS[0], uid=f"p{k}", name=f"pod-{k}",
-            containers=(msgspec.structs.replace(interference_node.PODS[0].containers[0], cgroup=f"/kubepods/burstable/pod{k:03}"),),
+            containers=(
+                msgspec.structs.replace(interference_node.PODS[0].containers[0], cgroup=f"/kubepods/burstable/pod{k:03}"),
+            ),
         )
         for k in range(200)
     )  # fmt: skip

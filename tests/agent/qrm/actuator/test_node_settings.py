@@ -121,7 +121,7 @@ def test_a_card_allocates_less_than_its_speed() -> None:
 def test_pods_get_cards_until_no_card_can_hold_the_request() -> None:
     pods = [asks("a", 22_000), asks("b", 800), asks("c", 451), asks("d", 450), asks("idle", None)]
     result = allocate(pods)
-    assert [(card.name, card.promised, dict(card.pods)) for card in result.cards] == [
+    assert [(card.name, card.allocated_mbit, dict(card.pods)) for card in result.cards] == [
         ("eth0", 800, {"default/b": 800}),
         ("eth1", 22_450, {"default/a": 22_000, "default/d": 450}),
     ]
@@ -160,7 +160,7 @@ def test_no_card_is_overallocated_and_a_second_cycle_changes_nothing(
     pods = [asks(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(knob_requests)]
     result = allocate(pods)
     for card in result.cards:
-        assert card.promised == sum(card.pods.values()) <= card.capacity
+        assert card.allocated_mbit == sum(card.pods.values()) <= card.capacity
     requested_groups = {each.key for each, (mbit, _) in zip(pods, knob_requests, strict=True) if mbit}
     assert (result.card_by_pod.keys() | result.rejected.keys(), result.card_by_pod.keys() & result.rejected.keys()) == (
         requested_groups,

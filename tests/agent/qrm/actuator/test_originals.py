@@ -100,7 +100,7 @@ def test_anything_else_is_noticed(data: bytes) -> None:
 
 
 def test_another_layout_version_is_named() -> None:
-    with pytest.raises(JournalDamaged, match="layout version 2, this program supports 1"):
+    with pytest.raises(JournalDamaged, match="layout version 2, this program knows 1"):
         decode_journal(FILE.replace(b'"version":1', b'"version":2'))
 
 

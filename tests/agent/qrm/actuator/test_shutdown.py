@@ -27,7 +27,7 @@ def test_a_container_created_after_the_last_cycle_is_journalled_before_it_is_res
     pending.add("/batch", {Knob.CPUSET: "0-3"}, 1.0, outcomes={Knob.CPUSET: adopted})
     pending.adopt(files, originals)
     # The outcomes of the last cycle are in the journal already.
-    latest = msgspec.structs.replace(busy_cycle(7, outcomes=()), made=(adopted,))
+    latest = msgspec.structs.replace(busy_cycle(7, outcomes=()), runtime_outcomes=(adopted,))
     assert restore_all(originals, files, None, latest, journal, pending.outcomes()) == 0
     entries = [(entry.trigger, entry.outcome.before, entry.outcome.after) for entry in journal.entries()]
     assert entries == [("nri", "0-3", "1"), ("end", "1", "0-3")]
