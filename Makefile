@@ -7,7 +7,7 @@ STAGE ?=
 KERNEL ?= 6.1
 ARGS ?=
 
-.PHONY: help run test test-vm test-vagrant test-cluster test-big-cluster test-katalyst cluster cluster-load cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-bench bench image lock reset clean
+.PHONY: help run test test-all test-vm test-vagrant test-cluster test-big-cluster test-katalyst cluster cluster-load cluster-down check fmt setup setup-test setup-bench packages-run packages-test packages-vm packages-vagrant packages-cluster packages-image packages-bench bench image lock reset clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ run: setup ## start the agent and the demo, with a live view here and a page on 
 
 test: setup-test $(if $(STAGE),$(if $(filter vm-%,$(STAGE)),packages-vm) $(if $(filter cluster cluster-long,$(STAGE)),packages-cluster packages-image) $(if $(filter vm-cluster,$(STAGE)),packages-cluster) $(if $(filter katalyst,$(STAGE)),packages-cluster) $(if $(filter vagrant,$(STAGE)),packages-vagrant),packages-vm packages-cluster packages-image) ## pass the tests; STAGE=unit runs one stage (see tests/run --list)
 	@$(BIN)/python tests/run $(STAGE)
+
+test-all: setup-test packages-vm packages-cluster packages-image packages-vagrant ## run every stage, also those that take long and rarely decide: hours
+	@$(BIN)/python tests/run --all
 
 ifeq ($(filter 6.1 6.12,$(KERNEL)),)
 test-vm:

@@ -62,7 +62,7 @@ def test_the_tests_of_a_guest_are_counted(
 ) -> None:
     text = WRITE.format(report=report, status=status, again="") if report else f"raise SystemExit({status})"
     stages.GUEST[:] = [sys.executable, "-c", text]
-    stages.STAGES["one"] = ("a guest", [stages.GUEST])
+    stages.STAGES["one"] = stages.Stage("a guest", [stages.GUEST])
     result = stages.run_stage("one")
     assert (result.ok, (result.passed, result.failed, result.skipped)) == (ok, counts)
 
@@ -76,13 +76,13 @@ def test_a_guest_that_was_lost_is_not_excused_by_what_passes_later(stages: Modul
     """It left a report with one failure, and then it panicked."""
     report = FAILED.format(count=1, cases=CASE.format(number=0))
     stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=125, again=ONE.format(failed=""))]
-    stages.STAGES["one"] = ("a guest", [stages.GUEST])
+    stages.STAGES["one"] = stages.Stage("a guest", [stages.GUEST])
     result = stages.run_stage("one")
-    assert (result.ok, result.unsteady, result.failed) == (False, (), 1)
+    assert (result.ok, result.flaky, result.failed) == (False, (), 1)
 
 
 @pytest.mark.parametrize(
-    ("failing", "second", "ok", "unsteady"),
+    ("failing", "second", "ok", "flaky"),
     [
         (1, ONE.format(failed=""), True, ("tests/test_stages.py::test_0",)),
         (1, ONE.format(failed="skipped='1'"), False, ()),
@@ -92,13 +92,13 @@ def test_a_guest_that_was_lost_is_not_excused_by_what_passes_later(stages: Modul
     ],
 )
 def test_what_fails_is_run_once_more_by_itself(
-    stages: ModuleType, failing: int, second: str, ok: bool, unsteady: tuple[str, ...]
+    stages: ModuleType, failing: int, second: str, ok: bool, flaky: tuple[str, ...]
 ) -> None:
     report = FAILED.format(count=failing, cases="".join(CASE.format(number=number) for number in range(failing)))
     stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=1, again=second)]
-    stages.STAGES["one"] = ("a guest", [stages.GUEST])
+    stages.STAGES["one"] = stages.Stage("a guest", [stages.GUEST])
     result = stages.run_stage("one")
-    assert (result.ok, result.unsteady, result.failed) == (ok, unsteady, 0 if ok else failing)
+    assert (result.ok, result.flaky, result.failed) == (ok, flaky, 0 if ok else failing)
     assert result.passed == (9 if ok else 9 - failing)
 
 
@@ -109,14 +109,14 @@ def test_a_stage_of_which_all_is_skipped_has_tested_nothing(
     """Of what was booted for its tests, no test may be skipped at all."""
     report = SUITE.format(tests=tests, failures=0, errors=0)
     stages.GUEST[:] = [sys.executable, "-c", WRITE.format(report=report, status=0, again="")]
-    stages.STAGES[stage] = ("a guest", [stages.GUEST])
+    stages.STAGES[stage] = stages.Stage("a guest", [stages.GUEST])
     assert stages.run_stage(stage).ok is ok
 
 
 def test_there_is_a_stage_for_each_kernel_and_machine_and_none_is_left_out_of_all(stages: ModuleType) -> None:
     guests = {
         name: [" ".join(command[command.index("--kernel") :]) for command in commands if "--kernel" in command]
-        for name, (_, commands) in stages.STAGES.items()
+        for name, (_, commands, *_) in stages.STAGES.items()
         if commands[-1][: len(stages.GUEST)] == stages.GUEST
     }
     assert guests == {
@@ -134,7 +134,7 @@ def test_every_mark_has_its_stage(stages: ModuleType) -> None:
     """What the stage of pure tests leaves out runs in another one: a mark that is in neither would run nowhere."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     marks = {line.split(":")[0] for line in settings["markers"]}
-    commands = [command for _, listed in stages.STAGES.values() for command in listed]
+    commands = [command for stage in stages.STAGES.values() for command in stage.commands]
     selected = {command[-1] for command in commands if command[: len(stages.PYTEST)] == stages.PYTEST}
     (left_out,) = (one for one in selected if one.startswith("not ("))
     assert set(left_out.removeprefix("not (").removesuffix(")").split(" or ")) == marks - {"forms", "long"}
@@ -150,15 +150,36 @@ def test_every_mark_has_its_stage(stages: ModuleType) -> None:
     )
 
 
-def test_the_cluster_is_part_of_all(stages: ModuleType) -> None:
-    """What it is made of is begun first, and has the guests' time; what would be disturbed comes after it."""
-    gate = [name for name in stages.STAGES if name not in stages.AT_REQUEST]
-    assert gate == [
-        "format", "types", "contracts", "unit", "vm-host", "vm-6.1", "vm-6.12", "vm-four",
-        "cluster", "kernel", "prometheus", "browser", "live",
-    ]  # fmt: skip
-    said = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert {"deploy/install-packages cluster", "deploy/install-packages image"} <= set(said.splitlines())
+def test_the_gate_has_two_lanes_and_test_all_has_every_stage(stages: ModuleType) -> None:
+    gate = {lane: [n for n, s in stages.STAGES.items() if not s.on_request and s.lane == lane] for lane in (0, 1)}
+    assert gate == {
+        0: ["format", "types", "contracts", "unit", "kernel", "prometheus", "browser", "live"],
+        1: ["vm-host", "vm-6.1", "vm-6.12", "vm-four", "cluster"],
+    }
+    for target, packages in (("test", ("cluster", "image", "vm")), ("test-all", ("cluster", "image", "vm", "vagrant"))):
+        made = subprocess.run(
+            ["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
+        assert {f"deploy/install-packages {name}" for name in packages} <= set(made.splitlines())
+    assert "tests/run --all" in made
+
+
+def test_lanes_run_side_by_side_and_print_whole_logs(
+    stages: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each stage waits for a file that the other one writes: one after the other they would never end."""
+    stages.ROOT = tmp_path
+    for lane, (own, other) in enumerate((("a", "b"), ("b", "a"))):
+        script = (
+            f"from pathlib import Path; import time\nprint('hello from {own}')\nPath({own!r}).touch()\n"
+            f"while not Path({other!r}).exists(): time.sleep(0.01)"
+        )
+        stages.STAGES[own] = stages.Stage(own, [[sys.executable, "-c", script]], lane)
+    assert stages.main(["a", "b"]) == 0
+    out = capfd.readouterr().out
+    assert "hello from a\n" in out
+    assert "hello from b\n" in out
+    assert out.rstrip().endswith("2 passed, 0 failed, 0 skipped")
 
 
 WORK = """
@@ -175,7 +196,7 @@ sys.exit({status})
 def begun(stages: ModuleType, folder: Path, done: str, status: int = 0) -> tuple[Any, int]:
     """Work ahead, and the process that it has started."""
     stages.ROOT = folder
-    ahead = stages.Ahead([sys.executable, "-c", WORK.format(done=done, status=status)])
+    ahead = stages.BackgroundBuild([sys.executable, "-c", WORK.format(done=done, status=status)])
     log = folder / "build/ahead.log"
     wait("the child", lambda: log.read_text().endswith("\n"))
     return ahead, int(log.read_text())
@@ -188,7 +209,7 @@ def test_what_is_done_ahead_gives_way_until_it_is_waited_for(
     """Then it has its share, with all that it has started, and what it said is shown."""
     ahead, child = begun(stages, tmp_path, "os.sched_getscheduler(child.pid) == os.SCHED_OTHER", status)
     assert os.sched_getscheduler(child) == os.SCHED_IDLE
-    stages.STAGES["one"] = ("a build", [stages.BUILD])
+    stages.STAGES["one"] = stages.Stage("a build", [stages.BUILD])
     # It ends only once its child has been given its share.
     result = stages.run_stage("one", ahead)
     ahead.end()
