@@ -238,7 +238,9 @@ def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str,
         if policy == SCALING_STAGES:
             pace = (1 - INITIAL_RECLAIMED_CORES) / (rounds + settling)
             advisor = {"policy": "latency", "latency": {"growRatioPerS": pace}}
-            stack.enter_context(patch.object(Actuator, "previous_quota_cores", lambda *_: INITIAL_RECLAIMED_CORES * cpus))
+            stack.enter_context(
+                patch.object(Actuator, "previous_quota_cores", lambda *_: INITIAL_RECLAIMED_CORES * cpus)
+            )
         config = msgspec.convert({"advisor": advisor}, AgentConfig)
         hierarchy = stack.enter_context(plain_cgroup_tree(made))
         simulation = Simulation(made)

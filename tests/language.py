@@ -22,19 +22,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("api", "common", "kube", "probes", "agent", "exporters", "controller", "cli", "demo")
 PACKAGES = (*PRODUCT, "bench", "dashboards", "deploy", "tools")
 NAMES = frozenset(
-    (
+    (  # noqa: SIM905 - a paragraph is easier to keep than 50 quoted words
         "told kept found asked seen known wanted promised foretold beside whole one said says nobody whoever "
         "who whom he him his heir deaf hands theirs ours obey obeyed judge judged culprit guilt mend wish "
         "wishes lent lend lends begun anew placed made taken meant gone somebody "
-    ).split()  # noqa: SIM905 - a paragraph is easier to keep than 50 quoted words
+    ).split()
 )
 """Identifiers that say nothing by themselves: participles, pronouns and persons."""
 WORDS = frozenset(
-    (
+    (  # noqa: SIM905 - a paragraph is easier to keep than 50 quoted words
         "who whom whoever whomever nobody somebody he him his himself she anew foretold foretell foretells "
         "mend mended mends lest begun shyly heir told shall wherein obey obeyed obeys asked promised beside "
         "thereof whence hither "
-    ).split()  # noqa: SIM905 - a paragraph is easier to keep than 50 quoted words
+    ).split()
 )
 """Words of prose that are archaic, or that make a person of a machine."""
 _WORD = re.compile(r"(?<![\w`./{-])[A-Za-z]+(?![\w`/}-])")

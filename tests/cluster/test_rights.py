@@ -239,8 +239,8 @@ def test_the_kustomize_base_is_the_chart(ours: Cluster) -> None:
     [
         ((), False),
         (("agent.extendedResources=true",), True),
-        (("agent.config.loader.report.extendedResources=true",), True),
-        (("agent.extendedResources=true", "agent.config.loader.report.extendedResources=false"), False),
+        (("agent.settings.report.extendedResources=true",), True),
+        (("agent.extendedResources=true", "agent.settings.report.extendedResources=false"), False),
     ],
 )
 def test_who_writes_the_nodes_capacity_may(ours: Cluster, values: tuple[str, ...], *, granted: bool) -> None:
