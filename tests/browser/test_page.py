@@ -233,5 +233,5 @@ def test_nothing_comes_from_elsewhere(
 def test_view_has_what_the_page_reads() -> None:
     """A renamed field would leave a dash on the page and no error anywhere."""
     assert {"threshold", "rule", "reason", "banner", "sources", "bounds_us", "requirement_cores"} <= set(
-        View.__struct_fields__
+        View.__struct_encode_fields__
     )

@@ -403,7 +403,7 @@ def test_upgrade_and_rollback_keep_what_was_remembered(installed: Installed, con
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls"
     wait("a decision", lambda: journal(installed))
     certificate, first = installed.server.ask("GET", secret)["data"], journal(installed)
-    installed.upgrade("agent.config.loader.intervalS=2")
+    installed.upgrade("agent.settings.intervalS=2")
     assert setting(installed, "intervalS") == "2"
     assert installed.server.ask("GET", secret)["data"] == certificate
     # Includes the cluster's configuration, which existed before the installation.

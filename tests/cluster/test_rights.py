@@ -248,8 +248,8 @@ def test_the_kustomize_base_is_the_chart(own_cluster: Cluster) -> None:
     [
         ((), False),
         (("agent.extendedResources=true",), True),
-        (("agent.config.loader.report.extendedResources=true",), True),
-        (("agent.extendedResources=true", "agent.config.loader.report.extendedResources=false"), False),
+        (("agent.settings.report.extendedResources=true",), True),
+        (("agent.extendedResources=true", "agent.settings.report.extendedResources=false"), False),
     ],
 )
 def test_the_writer_of_the_nodes_capacity_has_the_right(

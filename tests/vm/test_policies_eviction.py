@@ -96,7 +96,7 @@ def test_the_largest_batch_pod_leaves_a_node_without_free_memory(tmp_path: Path)
 
 
 @pytest.fixture
-def crowded() -> Iterator[list[TestCgroup]]:
+def saturated_numa() -> Iterator[list[TestCgroup]]:
     """The last NUMA node is nearly full with memory of no pod; of two batch pods the one on it is the smaller one."""
     first, *_, last = numa_nodes()
     with groups("filler", "web", "near", "far") as created:
