@@ -84,7 +84,10 @@ class SwitchLoad:
 LoadStep = Callable[[], None]
 SLEEPERS = 1000
 LIMIT_BYTES, FILE_BYTES = 16 << 20, 64 << 20
-READER_CODE = "import sys\nwhile True:\n    with open(sys.argv[1], 'rb', buffering=0) as file:\n        while file.read(1 << 20): pass"
+READER_CODE = (
+    "import sys\nwhile True:\n    with open(sys.argv[1], 'rb', buffering=0) as file:\n"
+    "        while file.read(1 << 20): pass"
+)
 """A program that reads a file repeatedly."""
 STEP_S = 0.05
 """Duration of a step of a load that runs in its own processes."""

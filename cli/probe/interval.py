@@ -32,6 +32,11 @@ class ChangeCell(NamedTuple):
     grown: bool
 
 
+def _fields(struct: msgspec.Struct) -> Iterator[tuple[str, str]]:
+    # The second name is the one in JSON, which users of `--json` and of the table know.
+    return zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True)
+
+
 def value_change(before: Any, after: Any) -> Any:
     """Return the growth of counters at any depth; None where one decreased. A value that is new has grown from zero."""
     if isinstance(after, Durations):
@@ -40,7 +45,7 @@ def value_change(before: Any, after: Any) -> Any:
         return delta(0 if before is None else before, after)
     if isinstance(after, msgspec.Struct) and not isinstance(after, GAUGE_TYPES):
         return {
-            name: value_change(getattr(before, name, None), getattr(after, name)) for name in after.__struct_fields__
+            label: value_change(getattr(before, name, None), getattr(after, name)) for name, label in _fields(after)
         }
     if isinstance(after, Mapping):
         return {str(key): value_change((before or {}).get(key), value) for key, value in after.items()}
@@ -55,12 +60,12 @@ def change_cells(changed: Any, kind: Any, about: tuple[str, ...] = (), name: str
             yield ChangeCell(about, name, changed, grown=True)
     elif isinstance(kind, GAUGE_TYPES):
         numbers = [
-            ChangeCell(about, f"{name}.{field}", getattr(kind, field), grown=False) for field in kind.__struct_fields__
+            ChangeCell(about, f"{name}.{label}", getattr(kind, field), grown=False) for field, label in _fields(kind)
         ]
         yield from numbers if any(cell.value for cell in numbers) else ()
     elif isinstance(kind, msgspec.Struct):
-        for field in kind.__struct_fields__:
-            yield from change_cells(changed[field], getattr(kind, field), about, f"{name}.{field}")
+        for field, label in _fields(kind):
+            yield from change_cells(changed[label], getattr(kind, field), about, f"{name}.{label}")
     elif isinstance(kind, Mapping):
         for key, value in kind.items():
             yield from change_cells(changed[str(key)], value, (*about, str(key)), name)
@@ -125,12 +130,12 @@ COLUMN_TITLES = {
     "threads_by_state.uninterruptible": "blocked",
     "threads_by_state.iowait": "i/o",
     "threads_by_state.sleeping": "asleep",
-    "load.load1": "load1",
-    "load.load5": "load5",
-    "load.load15": "load15",
-    "load.runnable1": "run1",
-    "load.runnable5": "run5",
-    "load.runnable15": "run15",
+    "load.one": "load1",
+    "load.five": "load5",
+    "load.fifteen": "load15",
+    "load.runnable_one": "run1",
+    "load.runnable_five": "run5",
+    "load.runnable_fifteen": "run15",
 }
 """Titles as in `dioptase top`, short enough for ten columns next to a path. `blocked` is what top splits into stuck and
 i/o."""

@@ -137,8 +137,8 @@ def test_charts_tell_their_numbers_to_the_keyboard(
     page.press("Home")
     message = page.eval("document.querySelector('#latency-chart .plot').getAttribute('aria-valuetext')")
     assert (
-        message
-        == f"{formats.clock(build_view(reported.rounds[0]).wall_time_ms)}: p99 not known, p50 not known, run queue p99 not known"
+        message == f"{formats.clock(build_view(reported.rounds[0]).wall_time_ms)}: "
+        "p99 not known, p50 not known, run queue p99 not known"
     )
 
 

@@ -27,8 +27,8 @@ def test_the_interference_matrix_can_be_computed_by_hand(browser: Browser, agent
     agent.show(created)
     page = opened(browser, agent)
     assert rows(page, "#blame") == [
-        ["victim ↓ aggressor →", "all waits", "lab/batch train", BUILD, "shop/web", "the rest", "own throttling", "real-time tasks",
-         "other"],
+        ["victim ↓ aggressor →", "all waits", "lab/batch train", BUILD, "shop/web", "the rest", "own throttling",
+         "real-time tasks", "other"],
         ["lab/batch train", "900", "500", "300", "", "", "80", "", "20"],
         ["shop/web", "400", "240", "100", "20", "", "30", "4.0", "6.0"],
         [BUILD, "120", "100", "15", "", "", "", "", "5.0"],
@@ -152,7 +152,8 @@ def test_a_node_without_listed_pods_is_worth_looking_at(browser: Browser, agent:
         "[...document.querySelectorAll('.tile')].filter(t => t.offsetParent).map(t => t.querySelector('dt').textContent)"
     )
     assert shown == [
-        "Node busy", "Highest run-queue latency p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free", "Throttled most",
+        "Node busy", "Highest run-queue latency p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free",
+        "Throttled most",
     ]  # fmt: skip
     assert page.text("#waiting") == formats.cores(1.42)
     assert page.text("#stalled") == "30 %"

@@ -22,7 +22,7 @@ from api.qos import QoSLevel
 from api.snapshot import NodeSample, Snapshot
 from kube.client import KubeClient
 from tests.agent.advisor.builders import pod, topology
-from tests.agent.advisor.test_engine_headroom import seen
+from tests.agent.advisor.test_engine_headroom import build_snapshot
 from tests.cluster.cluster import Cluster
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.server import Server
@@ -43,7 +43,7 @@ def evaluate_minutes(
     for at in range(began, began + 180):
         mean = (began + busy * (at - began)) / at
         shot = with_memory(
-            seen(at, pods, node, {item.name: mean if item.qos is QoSLevel.SHARED else 0.0 for item in pods})
+            build_snapshot(at, pods, node, {item.name: mean if item.qos is QoSLevel.SHARED else 0.0 for item in pods})
         )
         answer, state = evaluate_policy(shot, config, state, shot.taken_at_ns)
         finished = cycle_of(shot, answer)

@@ -122,7 +122,8 @@ def _group_finding(
             total -= requested_reclaimed_cores(pod)
     text = f"Reclaimed pods requested {worst:.2f} times the {supply:g} cores that they have; {len(since)} bear less."
     threshold = make_threshold(
-        NAME, ThresholdMet.SOFT if met else ThresholdMet.NOT_MET, SCOPE, subject=subject, value=config.max_tolerance_rate, observed=worst,
+        NAME, ThresholdMet.SOFT if met else ThresholdMet.NOT_MET, SCOPE, subject=subject,
+        value=config.max_tolerance_rate, observed=worst,
         text=text, inputs={"supply_cores": supply, "pods": len(pods), "suppressed": len(since)},
     )  # fmt: skip
     return EvictionFinding(threshold=threshold, candidates=tuple(victims), direct=True, kind="cpu"), since

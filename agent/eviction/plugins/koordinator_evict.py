@@ -233,7 +233,8 @@ def evaluate_koordinator_memory(inputs: EvictionInputs, config: KoordinatorMemor
         key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key),
     )
     met = observed >= threshold
-    text = f"{format_bytes(in_use)} of {format_bytes(total)} memory are in use, {observed:.1%}; the threshold is {threshold:.0%}."
+    used = f"{format_bytes(in_use)} of {format_bytes(total)} memory are in use, {observed:.1%}"
+    text = f"{used}; the threshold is {threshold:.0%}."
     release = in_use - lower * total if met else 0.0
     victims = _release_until(release, ranked, lambda pod: sizes[pod.key], config.grace_s)
     return (_finding(MEMORY_NAME, MEMORY, _ThresholdNumbers(threshold, observed, met), text, victims, config),)
@@ -270,7 +271,8 @@ def _finding(
     config: KoordinatorCpuConfig | KoordinatorMemoryConfig,
 ) -> EvictionFinding:
     threshold = make_threshold(
-        plugin, ThresholdMet.HARD if numbers.met else ThresholdMet.NOT_MET, scope, value=numbers.value, observed=numbers.observed,
+        plugin, ThresholdMet.HARD if numbers.met else ThresholdMet.NOT_MET, scope,
+        value=numbers.value, observed=numbers.observed,
         below=numbers.below, text=text, inputs={"victims": len(victims)},
     )  # fmt: skip
     return EvictionFinding(

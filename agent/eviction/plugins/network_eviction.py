@@ -41,7 +41,8 @@ def evaluate_network(
         text = f"{nic} has had no bandwidth to give for {for_s:.0f} s; the threshold is {config.tolerance_s:g} s."
         pods = [pod for pod in inputs.running_pods if pod.annotations.get(NIC_ANNOTATION) == nic] if met else []
         threshold = make_threshold(
-            NAME, ThresholdMet.SOFT if met else ThresholdMet.NOT_MET, SCOPE, subject=nic, value=config.tolerance_s, observed=for_s, text=text,
+            NAME, ThresholdMet.SOFT if met else ThresholdMet.NOT_MET, SCOPE, subject=nic,
+            value=config.tolerance_s, observed=for_s, text=text,
             inputs={"nic": nic, "bandwidth_mbps": inputs.nics[nic], "pods": len(pods)},
         )  # fmt: skip
         candidates = tuple(EvictionCandidate(pod=pod, text=text, grace_s=config.grace_s) for pod in pods)

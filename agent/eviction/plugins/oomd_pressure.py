@@ -94,7 +94,8 @@ def _finding(
     scope: str, numbers: tuple[float, float], *, met: bool, text: str, ranked: tuple[Pod, ...], config: OomdConfig
 ) -> EvictionFinding:
     threshold = make_threshold(
-        NAME, ThresholdMet.HARD if met else ThresholdMet.NOT_MET, scope, value=numbers[0], observed=numbers[1], below=scope == SWAP, text=text,
+        NAME, ThresholdMet.HARD if met else ThresholdMet.NOT_MET, scope,
+        value=numbers[0], observed=numbers[1], below=scope == SWAP, text=text,
         inputs={"pods": len(ranked)},
     )  # fmt: skip
     candidates = tuple(EvictionCandidate(pod=pod, grace_s=config.grace_s) for pod in ranked) if met else ()

@@ -49,7 +49,8 @@ def evaluate_rootfs_pressure(inputs: EvictionInputs, config: RootfsPressureConfi
     if room is None:
         return (missing_input_finding(PRESSURE_NAME, f"room on {config.mount}", SCOPE),)
     if room.size_bytes < config.minimum_capacity_bytes:
-        text = f"{config.mount} has {format_bytes(room.size_bytes)}: below {format_bytes(config.minimum_capacity_bytes)} it is left alone."
+        minimum = format_bytes(config.minimum_capacity_bytes)
+        text = f"{config.mount} has {format_bytes(room.size_bytes)}: below {minimum} it is left alone."
         return (not_met_finding(PRESSURE_NAME, "file_system_small", text, SCOPE),)
     kinds = (
         _RootfsResource(
@@ -127,7 +128,8 @@ def evaluate_rootfs_overuse(inputs: EvictionInputs, config: RootfsOveruseConfig)
         if pod.qos is QoSLevel.SHARED and pod.namespace not in config.shared_namespaces:
             continue
         if use.used_bytes > bound:
-            text = f"rootfs overuse threshold met: writable layers hold {format_bytes(use.used_bytes)}, above {format_bytes(bound)}."
+            held = format_bytes(use.used_bytes)
+            text = f"rootfs overuse threshold met: writable layers hold {held}, above {format_bytes(bound)}."
             candidate = EvictionCandidate(pod=pod, text=text, grace_s=config.grace_s)
             over.append((-use.used_bytes, pod.key, bound, candidate))
     if not over:
