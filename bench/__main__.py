@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 BENCHMARKS = (
     "probe_cost",
     "event_cost",
-    "rounds",
+    "cycle_cost",
     "peers",
     "cluster",
     "colocation",

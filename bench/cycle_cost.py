@@ -353,7 +353,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=60, help="counted for each node and policy")
     parser.add_argument("--policy", choices=POLICIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--pods", type=int, action="append", help="only the node with so many pods; may be repeated")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for rounds.json and rounds.md")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for cycle_cost.json and cycle_cost.md")
     return parser.parse_args(argv)
 
 
@@ -380,8 +380,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench: cgroups cannot be made here, so apply alone is left out: {error}", file=sys.stderr)
     results = CycleCostResults(machine=this_machine(hierarchy.mode), rows=tuple(rows), applied=applied)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "rounds.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    (args.out / "rounds.md").write_text(markdown(results))
+    (args.out / "cycle_cost.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    (args.out / "cycle_cost.md").write_text(markdown(results))
     print(markdown(results))
     return 0
 

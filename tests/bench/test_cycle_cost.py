@@ -64,8 +64,8 @@ def test_rounds_are_the_agent_s_own_and_all_of_their_time_is_told(policy: str, w
         assert row.stages[stage].median > 0
     assert row.stages["rest"].median < row.whole.median
     results = CycleCostResults(machine=this_machine(detect_hierarchy().mode), rows=(row,), applied=())
-    (tmp_path / "rounds.json").write_bytes(msgspec.json.encode(results))
-    assert msgspec.json.decode((tmp_path / "rounds.json").read_bytes(), type=CycleCostResults) == results
+    (tmp_path / "cycle_cost.json").write_bytes(msgspec.json.encode(results))
+    assert msgspec.json.decode((tmp_path / "cycle_cost.json").read_bytes(), type=CycleCostResults) == results
 
 
 @pytest.mark.kernel
