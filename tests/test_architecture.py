@@ -13,11 +13,26 @@ from msgspec.structs import fields
 
 from api import VERSION
 from api.metrics import AGENT_METRICS_BY_NAME, CONTROLLER_METRICS, CONTROLLER_METRICS_BY_NAME
+from bench.__main__ import BENCHMARKS
 from cli.agent import agent
 from controller.settings import ControllerConfig, HealthConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("api", "kube", "probes", "agent", "exporters", "controller", "cli", "demo", "bench", "dashboards", "deploy")
+PACKAGES = (
+    "api",
+    "common",
+    "kube",
+    "probes",
+    "agent",
+    "exporters",
+    "controller",
+    "cli",
+    "demo",
+    "bench",
+    "dashboards",
+    "deploy",
+    "tools",
+)
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "dashboards").glob("*.md")])
 PROBES = sorted((ROOT / "probes").glob("*.bpf.c"))
@@ -76,6 +91,18 @@ def test_documents_name_files_that_exist(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), f"{relative(document)} links to {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_documents_name_modules_and_packages_that_exist(document: Path) -> None:
+    pattern = rf"`((?:{'|'.join(PACKAGES)})/[a-z0-9_/.]*(?:/|\.py))`"
+    for named in re.findall(pattern, document.read_text()):
+        assert (ROOT / named).exists(), f"{relative(document)} names {named}"
+
+
+def test_every_benchmark_that_make_bench_runs_is_a_module() -> None:
+    for name in BENCHMARKS:
+        assert (ROOT / f"bench/{name}.py").exists(), f"bench/__main__.py names {name}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
