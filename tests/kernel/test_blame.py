@@ -311,7 +311,7 @@ def test_on_all_cpus_little_is_left_without_a_name(source: RunqLatencyProbe) -> 
         time.sleep(0.5)
         before, listed = source.read_blame(cgroup_paths()), cgroup_paths()
         time.sleep(WINDOW_S)
-        waits, after = source.read(listed), source.blames(listed)
+        waits, after = source.read(listed), source.read_blame(listed)
         growth = [grown(before[group.id], after[group.id]) for group in groups]
         sums = [(waits[group.id].sum_ns, parts(after[group.id])) for group in groups]
     for blame, (waited, split) in zip(growth, sums, strict=True):
@@ -334,15 +334,15 @@ def test_numbers_only_grow_while_aggressors_come_and_go(source: RunqLatencyProbe
             try:
                 pin(guest)
                 with_guest = live(victim, steady, guest)
-                assert eventually(lambda: source.blames(with_guest)[victim.id].by_cgroup.get(guest.path, 0) > 30 * MS)  # noqa: B023
-                window = source.blames(with_guest)[victim.id]
+                assert eventually(lambda: source.read_blame(with_guest)[victim.id].by_cgroup.get(guest.path, 0) > 30 * MS)  # noqa: B023
+                window = source.read_blame(with_guest)[victim.id]
                 _check_growth(latest, window)
                 told_ns += window.by_cgroup[guest.path]
             finally:
                 guest.close()
             latest = window
             for _ in range(3):
-                window = source.blames(live(victim, steady))[victim.id]
+                window = source.read_blame(live(victim, steady))[victim.id]
                 _check_growth(latest, window, removed=guest.path)
                 latest = window
         for process in (*victim.processes, *steady.processes):

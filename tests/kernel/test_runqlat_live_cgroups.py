@@ -109,7 +109,7 @@ def test_whatever_was_not_counted_is_lost_and_what_the_kernel_left_out_too(monke
             subprocess.run(["true"], check=True)
         source.read({ROOT_CGROUP_ID: "/"})
         counted = (source.lost_events or 0) - 1000 * len(programs)
-        assert 10 < counted <= source.lost().seat + source.lost().backwards
+        assert 10 < counted <= source.lost().task_slot + source.lost().backwards
         assert source.problem() is None, "no remedy exists"
         programs = {}
         source.read({ROOT_CGROUP_ID: "/"})
