@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -176,7 +177,13 @@ def test_reset_waits_for_no_living_agent_and_needs_none(pair: Pair, tmp_path: Pa
     assert f"is in use by process {agent.pid}: stop process {agent.pid}" in refused.stderr
     assert agent.returncode == -signal.SIGKILL
     assert texts(pair) != before
-    done = subprocess.run([*RESET, "--state-dir", str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*RESET, "--state-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"COLUMNS": "120"},
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "Nothing is left to restore." in done.stdout
     assert outer.path in done.stdout
