@@ -123,5 +123,5 @@ def test_alone_it_has_a_program_of_its_own_and_closes_it() -> None:
     probe_.close()
     with pytest.raises(Unavailable, match="is closed"):
         probe_.read({ROOT_CGROUP_ID: "/"})
-    with pytest.raises(Unavailable, match="does not tell who had the CPU"):
+    with pytest.raises(Unavailable, match="does not measure blame"):
         open_blame(forms=("classic",))
