@@ -19,8 +19,8 @@ from tests.cluster.node import OWN
 
 MAKE = """
 import sys, time
-from tests.cluster.cluster import made
-cluster = made(1)
+from tests.cluster.cluster import create_cluster
+cluster = create_cluster(1)
 cluster.kubectl("run", "web", "--image=localhost/busybox:1", "--image-pull-policy=Never", "--command", "--", "sleep", "987654")
 cluster.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=60s")
 print(cluster.names.number, flush=True)

@@ -41,34 +41,34 @@ def create_pod(server: Server, namespace: str) -> Pod:
 async def test_only_the_pod_that_was_meant_leaves_with_the_grace_that_was_meant(
     client: KubeClient, server: Server, namespace: str, form: Any
 ) -> None:
-    batch, way = create_pod(server, namespace), ApiEvictionMethod(client, form)
+    batch, method = create_pod(server, namespace), ApiEvictionMethod(client, form)
     before = msgspec.structs.replace(batch, uid="00000000-0000-0000-0000-000000000000")
-    assert (await way.ask(before, 5)).result is MethodResult.GONE
-    observed = await way.look(batch)
+    assert (await method.evict(before, 5)).result is MethodResult.ABSENT
+    observed = await method.observe(batch)
     assert observed is not None
-    assert (observed.gone, observed.told) == (False, False), "its namesake is not there, and it is left alone"
-    assert (await way.ask(batch, 60)).result is MethodResult.ASKED
-    observed = await way.look(batch)
+    assert (observed.absent, observed.terminating) == (False, False), "its namesake is not there, and it is left alone"
+    assert (await method.evict(batch, 60)).result is MethodResult.REQUESTED
+    observed = await method.observe(batch)
     assert observed is not None
-    assert (observed.gone, observed.told, observed.grace_s) == (False, True, 60)
+    assert (observed.absent, observed.terminating, observed.grace_s) == (False, True, 60)
     # Again with less: nothing is lost by asking twice, and the shorter grace counts.
-    assert (await way.ask(batch, 0)).result is MethodResult.ASKED
-    observed = await way.look(batch)
+    assert (await method.evict(batch, 0)).result is MethodResult.REQUESTED
+    observed = await method.observe(batch)
     assert observed is not None
-    assert (observed.told, observed.grace_s) == (True, 1)
+    assert (observed.terminating, observed.grace_s) == (True, 1)
     server.ask("DELETE", f"/api/v1/namespaces/{namespace}/pods/batch?gracePeriodSeconds=0")
-    observed = await way.look(batch)
+    observed = await method.observe(batch)
     assert observed is not None
-    assert observed.gone
-    assert (await way.ask(batch, 5)).result is MethodResult.GONE
+    assert observed.absent
+    assert (await method.evict(batch, 5)).result is MethodResult.ABSENT
 
 
 async def test_a_namespace_that_is_none_and_a_pod_that_never_was(client: KubeClient, namespace: str) -> None:
-    way = ApiEvictionMethod(client, "eviction")
+    method = ApiEvictionMethod(client, "eviction")
     pod = Pod(uid="u", namespace=namespace, name="never", qos=QoSLevel.RECLAIMED, containers=())
-    assert (await way.ask(pod, None)).result is MethodResult.GONE
+    assert (await method.evict(pod, None)).result is MethodResult.ABSENT
     strange = msgspec.structs.replace(pod, name="Never_Was")
-    assert (await way.ask(strange, None)).held in (None, EvictionBlock.REFUSED)
+    assert (await method.evict(strange, None)).block in (None, EvictionBlock.REFUSED)
 
 
 def in_force(*names: str) -> Any:

@@ -158,7 +158,7 @@ def test_limits_hold_before_the_first_instruction_and_are_put_back(pods: Pods, t
         assert agent.end() == 0
         text = agent.log_tail()
     assert [pods.now(name)[0] for name in ("web", "batch", "db")] == [CPUS] * 3
-    created = re.findall(r"pod\S+: cpuset\.cpus (\S+) -> (\S+) \(applied\) put back", text)
+    created = re.findall(r"pod\S+: cpuset\.cpus (\S+) -> (\S+) \(applied\) Restored the value", text)
     assert all(after == CPUS for _, after in created), "nothing was taken back while it ran"
     # From now on, updating a container through the runtime makes the runtime write all values that it has.
     for name in ("web", "batch", "db"):

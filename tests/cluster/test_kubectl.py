@@ -152,7 +152,7 @@ def test_one_node_explains_itself(mixed: Fleet, call: Call) -> None:
     assert (nothing.returncode, nothing.stdout) == (1, "")
     assert "There is no data on 'nonsense'" in nothing.stderr
     for node, complaint in (
-        ("d-closed", "connection refused\n  remedy: it has to listen where the control plane reaches its node"),
+        ("d-closed", "connection refused\n  remedy: let it listen at an address that the control plane reaches"),
         ("h-none", "no agent runs here\n  remedy: kubectl dioptase doctor"),
         ("z-unknown", "there is no node"),
     ):
@@ -169,7 +169,7 @@ def test_a_wrong_scheme_is_reported(fleet: Fleet, agents: Agents, call: Call, tm
     rows = json.loads(call("top", "-o", "json").stdout)
     texts = [row["problem"].partition("cannot reach it: ")[2] for row in rows]
     assert texts == ["EOF", "tls: first record does not look like a TLS handshake"]
-    assert all("over TLS if its probe says HTTPS" in row["remedy"] for row in rows)
+    assert all("with TLS if its probe uses HTTPS" in row["remedy"] for row in rows)
 
 
 def test_json_has_the_numbers(mixed: Fleet, call: Call) -> None:
@@ -218,7 +218,7 @@ def test_an_agent_that_wants_a_token_gets_one_of_the_account_that_looks(
     fleet.agent("b", reviewing.port)
     done = call("top")
     assert done.returncode == 1
-    assert f"you get none of account {fleet.namespace}/dioptase-reader: 404" in done.stdout
+    assert f"you may not create one of account {fleet.namespace}/dioptase-reader: 404" in done.stdout
     accounts = f"/api/v1/namespaces/{fleet.namespace}/serviceaccounts"
     server.ask("POST", accounts, {"metadata": {"name": "dioptase-reader"}})
     done = call("top")
@@ -253,7 +253,7 @@ def test_what_a_person_needs_to_be_allowed(fleet: Fleet, agents: Agents, own_clu
 
     assert "ask an administrator for the right to list pods" in called().stderr
     grant({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})
-    wait("the role", lambda: "you may not ask it" in called().stdout)
+    wait("the role", lambda: "you may not reach it" in called().stdout)
     grant({"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]})
     wait("the role", lambda: called().returncode == 0)
     assert "on, grow" in called().stdout, "nodes may not be listed, so those of the agents are shown"

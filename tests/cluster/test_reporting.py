@@ -179,11 +179,11 @@ async def test_the_manager_of_a_conflicting_field_is_named(
     assert problem is not None
     assert problem.reason == (
         f"CustomNodeResource {name}: fields of other managers were overwritten by this agent: "
-        ".status.topologyPolicy by somebody"
+        ".status.topologyPolicy by another"
     )
     assert definitions.ask("GET", f"{CNRS}/{name}")["status"]["topologyPolicy"] == "None"
     await writer.sync(now_s + 451)
-    assert writer.problem() is None, "it was said once, and somebody does not say it again"
+    assert writer.problem() is None, "it was reported once, and the other manager does not write again"
     definitions.ask("DELETE", f"{CNRS}/{name}")
 
 
@@ -245,7 +245,7 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
         assert extended.problem() is None
         allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
         assert allocatable[RECLAIMED_CPU] == "6k", "the API server writes quantities its own way"
-        # There is more, and nobody had to touch the pod. The agent goes on to look meanwhile, as it does.
+        # There is more, and the pod need not be touched. The agent keeps syncing meanwhile.
         await until(lambda: scheduled("waits")[0] == "True", lambda: extended.sync(time.monotonic()), 90)
     finally:
         await extended.withdraw()

@@ -328,16 +328,21 @@ def test_numbers_only_grow_while_aggressors_come_and_go(source: RunqLatencyProbe
         pin(steady)
         assert eventually(lambda: source.read(live(victim, steady))[victim.id].count > 20)
         latest = source.read_blame(live(victim, steady))[victim.id]
-        told_ns = 0
+        blamed_ns = 0
         for turn in range(6):
             guest = TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-guest{turn}")
             try:
                 pin(guest)
                 with_guest = live(victim, steady, guest)
-                assert eventually(lambda: source.read_blame(with_guest)[victim.id].by_cgroup.get(guest.path, 0) > 30 * MS)  # noqa: B023
+                path = guest.path
+
+                def blamed(live_: dict[int, str] = with_guest, path: str = path) -> bool:
+                    return source.read_blame(live_)[victim.id].by_cgroup.get(path, 0) > 30 * MS
+
+                assert eventually(blamed)
                 window = source.read_blame(with_guest)[victim.id]
                 _check_growth(latest, window)
-                told_ns += window.by_cgroup[guest.path]
+                blamed_ns += window.by_cgroup[guest.path]
             finally:
                 guest.close()
             latest = window
@@ -351,9 +356,9 @@ def test_numbers_only_grow_while_aggressors_come_and_go(source: RunqLatencyProbe
         shot = shoot(source, [victim, steady])
     # What was reported for the guests is removed with them and not added to the rest; nor is what they did between the
     # last reading and their end.
-    rest_ns = shot.waits[victim.path].sum_ns - told_ns
-    assert rest_ns - told_ns / 2 <= parts(shot.blames[victim.path]) <= rest_ns + MS
-    assert shot.blames[victim.path].other_ns < told_ns / 2
+    rest_ns = shot.waits[victim.path].sum_ns - blamed_ns
+    assert rest_ns - blamed_ns / 2 <= parts(shot.blames[victim.path]) <= rest_ns + MS
+    assert shot.blames[victim.path].other_ns < blamed_ns / 2
     assert set(shot.blames[victim.path].by_cgroup) <= {"/", victim.path, steady.path}
 
 

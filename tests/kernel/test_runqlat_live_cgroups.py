@@ -94,7 +94,7 @@ def test_a_full_table_says_so_and_calls_nothing_zero(monkeypatch: pytest.MonkeyP
 
 
 def test_whatever_was_not_counted_is_lost_and_what_the_kernel_left_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One seat for all tasks: nearly every wait of the classic form finds another task's stamp there."""
+    """One slot for all tasks: nearly every wait of the classic form finds another task's stamp there."""
     with probe("classic"):
         pass
     small = job(("classic",), cpu_id_limit())

@@ -20,7 +20,8 @@ from api.rates import runq_latency_delta
 from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import load
 from probes.maps import cpu_id_limit
-from probes.wakeups import FORMS, NO_DURATIONS, NO_WAKEUPS, WakeupsProbe, job, open_wakeups
+from probes.per_cgroup_probe import NO_DURATIONS
+from probes.wakeups import FORMS, NO_WAKEUPS, WakeupsProbe, job, open_wakeups
 from tests.kernel.blame_window import several
 from tests.kernel.open_probes import eventually, opened
 from tests.kernel.real_cgroups import TestCgroup

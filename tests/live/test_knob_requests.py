@@ -103,7 +103,7 @@ def test_the_guard_limits_reclaimed_pods_together_and_a_burst_is_what_the_pod_as
         assert (burst(batch), quota(web).read_text().split()[0]) == ("0", "50000")
         story = agent.get("/api/v1/decisions?knob=cpu.max.burst")
         assert "80 % of the quota of 50000 us" in story
-        assert "beyond the critical watermark" in agent.get(f"/api/v1/decisions?cgroup={root.path}")
+        assert "above the critical watermark" in agent.get(f"/api/v1/decisions?cgroup={root.path}")
         assert agent.end() == 0
     assert limit_bytes(root) == float("inf")
     assert (burst(web), idle(root), idle(batch)) == ("0", "0", "0")

@@ -237,7 +237,7 @@ def answering(tmp_path: Path) -> Path:
 
 
 def message(compiler: Compiler | None, python: Path) -> list[int]:
-    """Pid of the child, how many jobs it has had, and and its nice increment."""
+    """Pid of the child, how many jobs it has had, and its nice increment."""
     with pytest.raises(Unavailable) as caught:
         load(JOB, child_python=python) if compiler is None else compiler.load(JOB)
     return [int(word) for word in caught.value.reason.split()]
@@ -319,16 +319,16 @@ def test_closing_at_the_moment_of_a_retry_starts_no_child(
         raise AssertionError("a killed child has loaded a probe")
 
     class Retried(Compiler):
-        made = 0
+        count = 0
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            Retried.made += 1
-            if Retried.made == 2 and moment.startswith("before"):
+            Retried.count += 1
+            if Retried.count == 2 and moment.startswith("before"):
                 close_elsewhere()
             super().__init__(*arguments, **options)
 
         def load(self, job: Job) -> Any:
-            if Retried.made == 2:
+            if Retried.count == 2:
                 close_elsewhere()
             return super().load(job)
 

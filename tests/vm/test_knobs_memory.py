@@ -115,7 +115,7 @@ def test_page_cache_is_dropped_and_anonymous_memory_stays(agent: KnobWriters, gr
     outcome = agent.once(group, Knob.DROP_CACHE, str(48 * MIB))
     if not chooses:
         assert outcome.status is OutcomeStatus.REFUSED
-        assert "cannot drop page cache without swapping: Linux 6.9 or newer, or no swap" in outcome.error
+        assert "cannot drop page cache without swapping: use Linux 6.9 or newer, or disable swap" in outcome.error
         assert numbers(group, "memory.stat")["file"] >= 47 * MIB
         return
     assert outcome.status is OutcomeStatus.APPLIED

@@ -84,7 +84,7 @@ def rejected(done: Cycle) -> dict[str, str]:
     """Why pods do not have what they ask for, by the last word of their names."""
     assert done.advice is not None
     return {
-        key.rpartition("-")[2]: verdict.text.partition(" asks ")[2] for key, verdict in done.advice.rejected.items()
+        key.rpartition("-")[2]: verdict.text.partition(" requests ")[2] for key, verdict in done.advice.rejected.items()
     }
 
 
@@ -157,9 +157,9 @@ def test_a_dedicated_pod_has_its_nodes_for_itself(nodes: dict[int, tuple[int, ..
             assert has(groups) == EXCLUSIVE[len(nodes)][1]
             left = ", ".join(f"{node}: 0" for node in nodes)
             none = f"no NUMA nodes have them (left on node {left})."
-            reasons = {"other": f"for {cores:g} CPUs, on nodes for itself, {none}"}
+            reasons = {"other": f"{cores:g} CPUs, on nodes for itself; {none}"}
             if len(nodes) == 2:
-                reasons["api"] = f"for 1 CPUs, {none}"  # web would not fit on what is left
+                reasons["api"] = f"1 CPUs; {none}"  # web would not fit on what is left
             assert rejected(crowded) == reasons
             write(tmp_path, CANONICAL, listed("web", "batch"))
             settle(loop)

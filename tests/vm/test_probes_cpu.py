@@ -239,8 +239,8 @@ def test_threads_by_the_iterator_and_by_proc(programs: Programs, hierarchy: Hier
     probe.close()
     assert isinstance(cgroups, LoadAverages)
     # At a sample or two one of them may wait for a page of its program, which is load, but is not runnable.
-    assert cgroups.one - 0.4 < cgroups.runnable_one <= cgroups.one
-    assert cgroups.one == pytest.approx(SPINNERS * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** SAMPLES), abs=0.02)
+    assert cgroups.load1 - 0.4 < cgroups.runnable1 <= cgroups.load1
+    assert cgroups.load1 == pytest.approx(SPINNERS * (1 - (DECAYS[0] / FIXED_POINT_ONE) ** SAMPLES), abs=0.02)
 
 
 def test_waiting_for_the_cpu_is_pressure_that_fires_a_trigger(hierarchy: Hierarchy) -> None:
