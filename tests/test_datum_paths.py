@@ -31,7 +31,7 @@ def imported_files(file: str) -> set[str]:
     path = ROOT / file
     text = path.read_text()
     if path.suffix == ".js":
-        return {str(Path(file).parent / name) for name in re.findall(r'from "\./([\w.]+)"', text)}
+        return {str(Path(file).parent / name) for name in re.findall(r'from "/static/([\w.]+)"', text)}
     if path.suffix != ".py":
         return {str(Path(file).parent / name) for name in re.findall(r'#include "([\w.]+)"', text)}
     modules = set()
@@ -41,8 +41,10 @@ def imported_files(file: str) -> set[str]:
     files = {f"{module.replace('.', '/')}.py" for module in modules}
     program = path.with_suffix(".bpf.c")
     own = {str(program.relative_to(ROOT))} if program.exists() else set()
-    named = {str(path.parent.relative_to(ROOT) / name) for name in re.findall(r'"([\w/]+\.(?:bpf\.h|js))"', text)}
-    return files | own | named
+    own |= {str((path.parent / name).relative_to(ROOT)) for name in re.findall(r'"([\w.]+\.bpf\.h)"', text)}
+    if '"static"' in text:
+        own |= {str(script.relative_to(ROOT)) for script in (path.parent / "static").glob("*.js")}
+    return files | own
 
 
 def reachable(files: set[str]) -> set[str]:
