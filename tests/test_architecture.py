@@ -159,3 +159,17 @@ def test_every_option_of_the_agent_is_documented() -> None:
 
 def test_the_version_is_said_once_more_and_is_the_same() -> None:
     assert metadata.version("dioptase") == VERSION
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a document's headings, as GitHub and the chart's renderer make them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_documents_link_to_headings_that_exist(document: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text()):
+        linked = document.parent / target if target else document
+        assert anchor in anchors(linked.read_text()), f"{relative(document)} links to {target}#{anchor}"
