@@ -123,9 +123,5 @@ def test_alone_it_has_a_program_of_its_own_and_closes_it() -> None:
     probe_.close()
     with pytest.raises(Unavailable, match="is closed"):
         probe_.read({ROOT_CGROUP_ID: "/"})
-<<<<<<< HEAD
-    with pytest.raises(Unavailable, match="classic of run-queue latency does not measure blame"):
-=======
     with pytest.raises(Unavailable, match="does not measure blame"):
->>>>>>> h-cli
         open_blame(forms=("classic",))
