@@ -1,4 +1,4 @@
-"""`python -m tests.vm`: boot a kernel and run the tests of one mark, or a command, in it.
+"""`python -m tests.vm`: boot a kernel and run the tests of one or more marks, or a command, in it.
 
 The exit status is that of the tests or the command; 125 if the guest panicked, hung, or came back without its results.
 """
@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -45,8 +46,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--mark",
         choices=BOOTS,
-        default="vm",
-        help="which tests, and the machine that they need: `vm` unless given, minutes without KVM",
+        action="append",
+        help="which tests, and the machine that they need: `vm` unless given, minutes without KVM; may be repeated",
     )
     parser.add_argument("--cpus", type=positive, help="in place of the machine of the mark")
     parser.add_argument("--nodes", type=positive, help="NUMA nodes, likewise")
@@ -74,10 +75,12 @@ def positive(text: str) -> int:
 
 def boot(options: argparse.Namespace) -> int:
     """The exit status that is to be ours. Raises Missing, OSError and ValueError where there is nothing to boot, or no room."""
-    usual = BOOTS[options.mark]
-    shape = Shape(
-        options.cpus or usual.shape.cpus, options.nodes or usual.shape.nodes, options.memory or usual.shape.memory_mib
-    )
+    marks = options.mark or ["vm"]
+    usual = BOOTS[marks[0]].shape
+    if any(BOOTS[mark].shape != usual for mark in marks):
+        raise Missing(f"the marks {', '.join(marks)} need machines of different shapes: boot one for each")
+    shape = Shape(options.cpus or usual.cpus, options.nodes or usual.nodes, options.memory or usual.memory_mib)
+    timeout_s = options.timeout or sum(BOOTS[mark].timeout_s for mark in marks)
     with ExitStack() as stack:
         out = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-vm-")))
         out.mkdir(parents=True, exist_ok=True)
@@ -90,8 +93,8 @@ def boot(options: argparse.Namespace) -> int:
         for report in filter(None, (out / REPORT, options.junit_xml)):
             report.unlink(missing_ok=True)
         kernel = obtain(options.kernel)
-        command = options.command or pytest(options.mark)
-        status = run(kernel, command, out, shape=shape, timeout_s=options.timeout or usual.timeout_s)
+        command = options.command or pytest(marks)
+        status = run(kernel, command, out, shape=shape, timeout_s=timeout_s)
         total = is_whole(out / REPORT)
         if status == 0 and not total and (options.junit_xml or not options.command):
             print(f"the guest said that all is well, but brought no results: {REPORT} is missing, torn or empty")
@@ -101,19 +104,20 @@ def boot(options: argparse.Namespace) -> int:
     return status
 
 
-def pytest(mark: str, root: Path = ROOT) -> list[str]:
-    """The command that runs the tests of a mark. Only files that name it are read: to collect all takes a minute in a guest."""
-    named = re.compile(rf"\bmark\.{mark}\b")
+def pytest(marks: Sequence[str], root: Path = ROOT) -> list[str]:
+    """The command that runs the tests of these marks. Only files that name one are read: to collect all takes a minute in a
+    guest."""
+    named = re.compile(rf"\bmark\.(?:{'|'.join(marks)})\b")
     files = [
         str(path.relative_to(root))
         for path in sorted(root.glob("tests/**/test_*.py"))
         if named.search(path.read_text())
     ]
     if not files:
-        raise Missing(f"no test is marked {mark}")
+        raise Missing(f"no test is marked {' or '.join(marks)}")
     color = "--color=yes" if sys.stdout.isatty() else "--color=no"
     return [
-        sys.executable, "-m", "pytest", "-v", color, "-m", mark, "-p", "no:cacheprovider",
+        sys.executable, "-m", "pytest", "-v", color, "-m", " or ".join(marks), "-p", "no:cacheprovider",
         f"--junit-xml=/run/out/{REPORT}", *files,
     ]  # fmt: skip
 

@@ -108,12 +108,15 @@ def test_only_files_that_name_the_mark_are_collected(tmp_path: Path) -> None:
     tests.mkdir(parents=True)
     for name, mark in (("a", "vm"), ("b", "vm_big"), ("c", "kernel")):
         (tests / f"test_{name}.py").write_text(f"pytestmark = pytest.mark.{mark}\n")
-    assert pytest_command("vm", tmp_path)[-1:] == ["tests/some/test_a.py"]
-    assert [word for word in pytest_command("vm_big", tmp_path) if word.endswith(".py")] == ["tests/some/test_b.py"]
+    assert pytest_command(["vm"], tmp_path)[-1:] == ["tests/some/test_a.py"]
+    both = pytest_command(["vm", "vm_big"], tmp_path)
+    assert both[-2:] == ["tests/some/test_a.py", "tests/some/test_b.py"]
+    assert both[both.index("vm or vm_big") - 1] == "-m"
+    assert [word for word in pytest_command(["vm_big"], tmp_path) if word.endswith(".py")] == ["tests/some/test_b.py"]
     with pytest.raises(Missing, match="no test is marked vm_none"):
-        pytest_command("vm_none", tmp_path)
+        pytest_command(["vm_none"], tmp_path)
     for mark in BOOTS:
-        assert pytest_command(mark), "each machine has its tests"
+        assert pytest_command([mark]), "each machine has its tests"
 
 
 def test_a_program_that_goes_on_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
