@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from agent.qrm.actuator.originals import (
     FILE_NAME,
     HOLDER_NAME,
-    JournalDamaged,
     OriginalsJournal,
     StateDirLocked,
     decode_journal,
@@ -24,6 +23,7 @@ from agent.qrm.actuator.state_dir import default_state_dir, open_originals
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue, is_cgroup_path
 from api.interfaces import Unavailable
 from api.knobs import Knob
+from common.state_file import StateFileDamaged
 from tests.agent.qrm.actuator.trees import Tree
 
 BOOT = "0d5a1e9c-3a52-4c1e-9a8e-6f0b2f6f2a11"
@@ -77,7 +77,7 @@ def test_what_is_written_is_read(entries: list[OriginalValue]) -> None:
 @example(0)
 @example(len(FILE) - 1)
 def test_any_truncation_is_noticed(length: int) -> None:
-    with pytest.raises(JournalDamaged):
+    with pytest.raises(StateFileDamaged):
         decode_journal(FILE[:length])
 
 
@@ -85,7 +85,7 @@ def test_every_single_flipped_bit_is_noticed() -> None:
     for position in range(len(FILE) * 8):
         flipped = bytearray(FILE)
         flipped[position // 8] ^= 1 << position % 8
-        with pytest.raises(JournalDamaged):
+        with pytest.raises(StateFileDamaged):
             decode_journal(bytes(flipped))
 
 
@@ -95,12 +95,12 @@ def test_every_single_flipped_bit_is_noticed() -> None:
 @example(FILE + b"\n")
 @example(b" " + FILE)
 def test_anything_else_is_noticed(data: bytes) -> None:
-    with pytest.raises(JournalDamaged):
+    with pytest.raises(StateFileDamaged):
         decode_journal(data)
 
 
 def test_another_layout_version_is_named() -> None:
-    with pytest.raises(JournalDamaged, match="layout version 2, this program knows 1"):
+    with pytest.raises(StateFileDamaged, match="layout version 2, this program knows 1"):
         decode_journal(FILE.replace(b'"version":1', b'"version":2'))
 
 
