@@ -13,7 +13,7 @@ from agent.config.qrm import KnobsConfig
 from agent.qrm.actuator.disk_settings import DiskSettings
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
-from agent.qrm.decisions.oom_priority import decide_oom_scores
+from agent.qrm.decisions.memory import decide_oom_scores
 from agent.qrm.knobs.io import SysfsSetting, disk_settings
 from agent.qrm.knobs.resctrl import GROUP_PREFIX, build_resctrl_groups
 from agent.sensors.cgroup.hierarchy import Hierarchy

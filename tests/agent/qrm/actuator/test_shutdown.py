@@ -9,7 +9,7 @@ import msgspec
 from agent.journal.decisions import DecisionJournal
 from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.pending_originals import PendingOriginals
-from agent.qrm.actuator.shutdown import restore_all
+from agent.qrm.actuator.restore import restore_all
 from agent.qrm.actuator.writer import KnobWriter
 from api.decision import Outcome, OutcomeStatus
 from api.knobs import Knob

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 
 from agent.qrm.cpuset.state import CpusetAllocation
-from agent.qrm.decisions.cpu import decide_cpu, managed_cgroups
+from agent.qrm.decisions.cpu import cpu_requests, managed_cgroups
+from agent.qrm.decisions.knob_requests import resolve_knob_requests
 from agent.qrm.knobs.knob_files import KnobLimits, clamp_value
 from api.advice import CpuAdvice, PoolSize, Region, RegionAdvice, RegionKind
-from api.decision import Advice
+from api.decision import Advice, Decision
 from api.knobs import Knob, Reason
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.snapshot import Snapshot
 from tests.agent.advisor.builders import pod, snapshot, topology
 
 ALL = frozenset(Knob)
@@ -25,6 +29,15 @@ def advice(reclaimable: float, *, idle: bool = True) -> Advice:
         policy="p", requirement_cores=1.0, reclaimable_cores=reclaimable, idle=idle, action="hold",
         reason=Reason(rule="r", text="t"),
     )  # fmt: skip
+
+
+def decide(
+    given: Advice,
+    observed: Snapshot,
+    knobs: Mapping[str, frozenset[Knob]],
+    placement: CpusetAllocation | None = None,
+) -> tuple[Decision, ...]:
+    return resolve_knob_requests(cpu_requests(given, observed, knobs, placement), observed, knobs)
 
 
 def values(
@@ -40,7 +53,7 @@ def values(
         numa = {cpu.id: cpu.numa for cpu in observed.topology.cpus}
         mems = {cgroup: tuple(sorted({numa[cpu] for cpu in its})) for cgroup, its in cpus_by_cgroup.items()}
         placement = CpusetAllocation(pools=(), cpus=cpus_by_cgroup, mems=mems, reasons={})
-    decisions = decide_cpu(given, observed, dict.fromkeys(observed.cgroups, knobs), placement)
+    decisions = decide(given, observed, dict.fromkeys(observed.cgroups, knobs), placement)
     return {(decision.cgroup, decision.knob.value): decision.value for decision in decisions}
 
 
@@ -64,7 +77,7 @@ def test_without_cpu_idle_the_lowest_weight_takes_its_place() -> None:
 
 def test_each_cgroup_gets_the_lowest_priority_that_the_kernel_offers() -> None:
     observed = snapshot(0, [BATCH, pod("old", QoSLevel.RECLAIMED), pod("bare", QoSLevel.RECLAIMED)])
-    given = decide_cpu(advice(2.0), observed, {"/batch": ALL, "/old": ALL - {Knob.IDLE}, "/bare": frozenset()})
+    given = decide(advice(2.0), observed, {"/batch": ALL, "/old": ALL - {Knob.IDLE}, "/bare": frozenset()})
     assert {(d.cgroup, d.knob.value, d.value) for d in given} == {
         ("/batch", "cpu.idle", "1"),
         ("/batch", "cpu.max", "max 100000"),
@@ -122,7 +135,7 @@ def test_a_cpuset_is_explained_by_the_region_and_the_pool() -> None:
     given = msgspec.structs.replace(advice(1.0, idle=False), cpu=CpuAdvice(regions=(region_advice,)))
     pool_reason = Reason(rule="pool", text="The container runs on the CPUs of pool share: 0.", inputs={"pool": "share"})
     placement = CpusetAllocation(pools=(), cpus={"/web": (0,), "/batch": (1,)}, mems={}, reasons={"/web": pool_reason})
-    web, batch = decide_cpu(given, snapshot(0, [WEB, BATCH]), dict.fromkeys(("/web", "/batch"), ALL), placement)
+    web, batch = decide(given, snapshot(0, [WEB, BATCH]), dict.fromkeys(("/web", "/batch"), ALL), placement)
     assert (web.reason.rule, web.reason.text) == ("provision_canonical", f"{why.text} {pool_reason.text}")
     assert web.reason.inputs == {"cpus": 1, "pool": "share"}
     assert batch.reason.rule == "r"
@@ -195,11 +208,11 @@ def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
     without_batch = type(observed)(
         **{field: getattr(observed, field) for field in observed.__struct_fields__} | {"cgroups": cgroups}
     )
-    assert decide_cpu(advice(2.0), without_batch, {"/batch": ALL}) == ()
+    assert decide(advice(2.0), without_batch, {"/batch": ALL}) == ()
 
 
 def test_decisions_carry_the_cgroup_id_of_the_snapshot() -> None:
-    idle, quota = decide_cpu(advice(2.0), snapshot(0, [BATCH], ids={"batch": 4711}), {"/batch": ALL})
+    idle, quota = decide(advice(2.0), snapshot(0, [BATCH], ids={"batch": 4711}), {"/batch": ALL})
     assert (idle.cgroup_id, idle.pod, idle.reason.rule) == (4711, "default/batch", "yield_to_online")
     assert (quota.cgroup_id, quota.pod, quota.reason.rule) == (4711, "default/batch", "r")
 

@@ -13,7 +13,7 @@ from agent.config.qrm import BurstConfig, KnobsConfig, KoordinatorBurstConfig, M
 from agent.qrm.decisions.cpu_burst import CpuBurstState, koordinator_burst, static_burst
 from agent.qrm.decisions.knob_requests import resolve_knob_requests
 from agent.qrm.decisions.koordinator_suppress import SuppressState, select_spread_cpus, suppress_reclaimed
-from agent.qrm.decisions.memory_qos import memory_qos_requests
+from agent.qrm.decisions.memory import memory_qos_requests
 from api.advice import KnobRequest
 from api.knobs import Knob, Reason
 from api.measurements import CgroupLimits
@@ -317,13 +317,12 @@ def test_the_first_request_counts_and_only_for_managed_cgroups() -> None:
         return KnobRequest(cgroup=cgroup, knob=knob, value=value, reason=VERDICT)
 
     knobs = {"/web": [Knob.QUOTA], "/batch": [Knob.MEMORY_MAX]}
-    decided = resolve_knob_requests([request("/batch", "1", Knob.QUOTA)], observed, knobs)
     result = resolve_knob_requests(
         [
             request("/batch", "7"), request("/batch", "8"), request("/web", "9"), request("/", "1"), request("/gone", "1"),
-            request("/batch", "1", Knob.MEMORY_HIGH), request("/batch", "2", Knob.QUOTA),
+            request("/batch", "1", Knob.MEMORY_HIGH),
         ],
-        observed, knobs, decided,
+        observed, knobs,
     )  # fmt: skip
     assert [(decision.cgroup, decision.cgroup_id, decision.pod, decision.value) for decision in result] == [
         ("/batch", 101, "default/batch", "7"),

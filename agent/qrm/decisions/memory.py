@@ -1,6 +1,8 @@
-"""Requests Koordinator's memory QoS limits for containers whose QoS level is configured. Pure.
+"""Decides memory limits by Koordinator's memory QoS, and `oom_score_adj` by Katalyst's `oom_priority`. Pure.
 memory.min = request x min %, memory.low = request x low %,
 memory.high = request + (limit - request) x throttling %, in whole pages; without a limit, the memory of the node.
+Katalyst passes OOM priorities to a BPF OOM killer; `oom_score_adj` (mm/oom_kill.c, oom_badness()) works on every
+kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from agent.config.qrm import MemoryQosLevel
 from agent.qrm.knobs.notation import MAX, PAGE_BYTES
 from api.advice import KnobRequest
+from api.annotations import OOM_PRIORITY_NEVER
+from api.decision import Decision
 from api.knobs import Knob, Reason
 from api.pod import Container
 from api.qos import QoSLevel
@@ -52,3 +56,40 @@ def _page_floor(size_bytes: float) -> int:
 
 def _reason(text: str, inputs: Mapping[str, float]) -> Reason:
     return Reason(rule="memory_qos", text=text, inputs=inputs)
+
+
+NEVER_KILLED = -1000
+"""OOM_SCORE_ADJ_MIN (include/uapi/linux/oom.h): the OOM killer never selects such a process."""
+RECLAIMED_BASE_SCORE, ONLINE_SCORE_STEP = 900, 3
+
+
+def oom_score_adj(priority: int) -> int:
+    """Return `oom_score_adj` for an OOM priority: the lower the priority, the higher the score. 901 to 1000 for
+    reclaimed pods (priority below 0), 0 to -897 for online and system pods, -1000 for processes that must never be
+    killed."""
+    if priority >= OOM_PRIORITY_NEVER:
+        return NEVER_KILLED
+    return RECLAIMED_BASE_SCORE - priority if priority < 0 else -ONLINE_SCORE_STEP * priority
+
+
+def decide_oom_scores(snapshot: Snapshot) -> Iterator[Decision]:
+    """Yield the decision for every listed container that has a cgroup."""
+    for pod in snapshot.pods:
+        priority = pod.enhancements.oom_priority
+        value = oom_score_adj(priority)
+        effect = (
+            "the OOM killer never takes them" if value == NEVER_KILLED else "the OOM killer takes the highest first"
+        )
+        text = f"oom_score_adj of {pod.qos.value} with oom_priority {priority} is {value}: {effect}."
+        reason = Reason(rule="oom_priority", text=text, inputs={"oom_priority": priority})
+        for container in pod.containers:
+            sample = snapshot.cgroups.get(container.cgroup)
+            if sample is not None:
+                yield Decision(
+                    cgroup=container.cgroup,
+                    cgroup_id=sample.id,
+                    pod=pod.key,
+                    knob=Knob.OOM_SCORE_ADJ,
+                    value=str(value),
+                    reason=reason,
+                )
