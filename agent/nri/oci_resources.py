@@ -12,13 +12,20 @@ from typing import Any
 
 import msgspec
 
-from agent.qrm.knobs.notation import DEFAULT_SHARES, MAX, shares_to_weight, weight_to_shares
+from agent.qrm.decisions.cpu import MIN_WEIGHT
+from agent.qrm.knobs.knob_files import MIN_QUOTA_US, quota_ratio, size_bytes, smaller_size
+from agent.qrm.knobs.notation import (
+    DEFAULT_PERIOD_US,
+    DEFAULT_SHARES,
+    MAX,
+    UNLIMITED,
+    shares_to_weight,
+    weight_to_shares,
+)
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.knobs import Knob
 from api.proto import nri_pb2 as wire
 
-PERIOD_US, MIN_QUOTA_US = 100_000, 1000
-MIN_WEIGHT = "1"
 UNIFIED_KNOBS = (Knob.MEMORY_HIGH, Knob.MEMORY_LOW, Knob.MEMORY_MIN)
 """Files of cgroup v2 that the runtime writes by name (`unified` in OCI)."""
 ADJUSTABLE_KNOBS = (Knob.CPUSET, Knob.MEMS, Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY_MAX, *UNIFIED_KNOBS)
@@ -88,12 +95,12 @@ def clamp_values(
         values[Knob.WEIGHT] = desired[Knob.WEIGHT]
     if Knob.QUOTA in desired and (quota := _min_quota(desired[Knob.QUOTA], requested[Knob.QUOTA], bounds.cores)):
         values[Knob.QUOTA] = quota
-    if Knob.MEMORY_MAX in desired and _limit_bytes(desired[Knob.MEMORY_MAX]) < _limit_bytes(requested[Knob.MEMORY_MAX]):
-        values[Knob.MEMORY_MAX] = desired[Knob.MEMORY_MAX]
+    if Knob.MEMORY_MAX in desired:
+        values[Knob.MEMORY_MAX] = smaller_size(desired[Knob.MEMORY_MAX], requested[Knob.MEMORY_MAX])
     if bounds.unified:
         tightest = {Knob.MEMORY_HIGH: min, Knob.MEMORY_LOW: max, Knob.MEMORY_MIN: max}
         values |= {
-            knob: tightest[knob](desired[knob], requested[knob], key=_limit_bytes)
+            knob: tightest[knob](desired[knob], requested[knob], key=size_bytes)
             for knob in UNIFIED_KNOBS
             if knob in desired
         }
@@ -131,27 +138,16 @@ def to_oci_resources(values: Mapping[Knob, str]) -> wire.LinuxResources:
 
 
 def _quota_text(cpu: Any) -> str:
-    period = cpu.period.value or PERIOD_US
-    return f"{cpu.quota.value} {period}" if cpu.quota.value > 0 else f"{MAX} {PERIOD_US}"
+    period = cpu.period.value or DEFAULT_PERIOD_US
+    return f"{cpu.quota.value} {period}" if cpu.quota.value > 0 else UNLIMITED
 
 
 def _min_quota(desired: str, requested: str, parent_cores: float | None) -> str:
     """Return the tightest quota; empty if none limits."""
-    cores = min(_quota_cores(desired), _quota_cores(requested), math.inf if parent_cores is None else parent_cores)
-    if cores == math.inf:
-        return ""
-    if _quota_cores(desired) == cores:
-        return desired
-    return requested if _quota_cores(requested) == cores else f"{max(int(cores * PERIOD_US), MIN_QUOTA_US)} {PERIOD_US}"
-
-
-def _quota_cores(quota: str) -> float:
-    used, period = quota.split()
-    return math.inf if used == MAX else int(used) / int(period)
-
-
-def _limit_bytes(text: str) -> float:
-    return math.inf if text == MAX else int(text)
+    tightest = min(desired, requested, key=quota_ratio)
+    if parent_cores is not None and parent_cores < quota_ratio(tightest):
+        return f"{max(int(parent_cores * DEFAULT_PERIOD_US), MIN_QUOTA_US)} {DEFAULT_PERIOD_US}"
+    return "" if quota_ratio(tightest) == math.inf else tightest
 
 
 def _inherited_list(numbers: frozenset[int], bounds: ContainerBounds) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from agent.config.qrm import KnobsConfig
 from agent.qrm.actuator.disk_settings import DiskSettings
@@ -32,18 +31,17 @@ _MAX_FILE_BYTES = 1 << 20
 PROC = Path("/proc")
 
 
-class NodeKnobWriters(NamedTuple):
-    """One writer for each kind of control."""
-
-    files: DiskSettings
-    groups: ResctrlWriter
-    scores: OomScores
-
-
 class NodeKnobs:
     """Applies and restores the settings of disks, caches and processes; `dry` writes nothing."""
 
-    def __init__(self, config: KnobsConfig, hierarchy: Hierarchy, writers: NodeKnobWriters, *, dry: bool) -> None:
+    def __init__(
+        self,
+        config: KnobsConfig,
+        hierarchy: Hierarchy,
+        writers: tuple[DiskSettings, ResctrlWriter, OomScores],
+        *,
+        dry: bool,
+    ) -> None:
         self._config, self._hierarchy, self._dry = config, hierarchy, dry
         self._files, self._groups, self._scores = writers
         self._due_ns = 0
@@ -167,12 +165,7 @@ def open_node_knobs(
     """Open the writers; `state` is the state directory and the boot id. Raises Unavailable if a journal cannot be
     read."""
     scores = OomScores(ProcessTable(PROC, hierarchy.primary), *state)
-    return NodeKnobs(
-        config,
-        hierarchy,
-        NodeKnobWriters(DiskSettings(sys, *state), ResctrlWriter(sys / "fs/resctrl"), scores),
-        dry=dry,
-    )
+    return NodeKnobs(config, hierarchy, (DiskSettings(sys, *state), ResctrlWriter(sys / "fs/resctrl"), scores), dry=dry)
 
 
 def _has_threads(snapshot: Snapshot, decisions: Iterable[Decision]) -> bool:

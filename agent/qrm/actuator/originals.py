@@ -44,10 +44,6 @@ class LastWrittenValues:
         """Store the texts as the agent's own; `entry` is the knob's original."""
         self._texts[key_of(entry)] = texts
 
-    def has_written(self, entry: OriginalValue) -> bool:
-        """Return whether this agent has written the knob since its start."""
-        return key_of(entry) in self._texts
-
     def get(self, key: KnobKey) -> Mapping[str, str] | None:
         """Return the texts that the agent wrote; None if it has not since its start."""
         return self._texts.get(key)
@@ -191,7 +187,7 @@ class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
 
     def _value_to_restore(self, entry: OriginalValue, files: KnobWriter) -> OriginalValue:
         """Return the original, or the present value if it was modified externally since the agent's last write."""
-        if not self.last_written.has_written(entry):
+        if self.last_written.get(key_of(entry)) is None:
             return entry
         try:
             raw = files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.directory_id)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -34,14 +34,16 @@ from agent.qrm.cpuset.state import (
     RECLAIM,
     RESERVE,
     SYSTEM_PREFIX,
+    CpuListCache,
     CpusetAllocation,
     CpusetEntry,
     CpusetState,
     NumaState,
     bound_numa_nodes,
-    cpu_lists_by_numa,
+    container_entry,
+    list_pools,
     pods_to_allocate,
-    pool_entry,
+    pool_entries,
     pool_name_of,
     requested_cores,
     without_pending_containers,
@@ -49,7 +51,6 @@ from agent.qrm.cpuset.state import (
 from agent.qrm.cpuset.topology_layout import CpuLayout, layout_of
 from api.advice import NOT_NUMA_BOUND, PoolSize
 from api.cpu import Topology, format_cpu_list
-from api.decision import Pool
 from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
@@ -77,19 +78,6 @@ class ContainerPools:
         return self.bindings.ledger.free or self.fallback
 
 
-@dataclass
-class _CpuListCache:
-    """CPU tuple, CPU list and CPU lists by NUMA node of each distinct set of CPUs."""
-
-    layout: CpuLayout
-    _lists: dict[frozenset[int], tuple[tuple[int, ...], str, Mapping[int, str]]] = field(default_factory=dict)
-
-    def of(self, cpus: frozenset[int]) -> tuple[tuple[int, ...], str, Mapping[int, str]]:
-        if cpus not in self._lists:
-            self._lists[cpus] = (tuple(sorted(cpus)), format_cpu_list(cpus), cpu_lists_by_numa(self.layout, cpus))
-        return self._lists[cpus]
-
-
 def allocate_containers(
     pods: Sequence[Pod], inputs: ContainerPools, state: CpusetState, config: CpuPlacementConfig, now_ns: int
 ) -> tuple[CpusetAllocation, dict[str, dict[str, CpusetEntry]]]:
@@ -100,7 +88,7 @@ def allocate_containers(
     entries: dict[str, dict[str, CpusetEntry]] = {
         uid: dict(state.pod(uid)) for uid in state.residual if uid not in inputs.owners
     }
-    cpu_lists = _CpuListCache(inputs.layout)
+    lists = CpuListCache(inputs.layout)
     selector = _CpusetSelector(inputs, pods)
     pool_reasons: dict[tuple[str, frozenset[int]], Reason] = {}
     for pod in pods:
@@ -112,23 +100,15 @@ def allocate_containers(
             since_ns = now_ns if before is None else before.since_ns
             ramping = _is_ramping_up(pod, owner, before, state, young=now_ns - since_ns < config.ramp_up_s * NS_PER_S)
             chosen = inputs.ramp_up_cpus if ramping else selector.cpus(pod, container)
-            cpus[container.cgroup], text, nodes = cpu_lists.of(chosen)
+            cpus[container.cgroup], text, _ = lists.of(chosen)
             mems[container.cgroup] = selector.mems(pod, chosen)
             pod_reason = _ramp_up_reason(config.ramp_up_s, text) if ramping else inputs.bindings.reasons.get(pod.key)
             reasons[container.cgroup] = (
                 rejected or pod_reason or pool_reasons.setdefault((owner, chosen), _pool_reason(owner, text))
             )
-            entries.setdefault(pod.uid, {})[container.name] = CpusetEntry(
-                pod_uid=pod.uid,
-                pod_namespace=pod.namespace,
-                pod_name=pod.name,
-                container_name=container.name,
-                container_type="SIDECAR" if container.sidecar else "MAIN",
-                owner_pool_name=owner,
-                qos_level=pod.qos.value,
+            entries.setdefault(pod.uid, {})[container.name] = msgspec.structs.replace(
+                container_entry(pod, container, owner, chosen, lists),
                 ramp_up=ramping,
-                allocation_result=text,
-                topology_aware_assignments=nodes,
                 request_quantity=_entry_request_cores(pod, container, before),
                 bound_numa=inputs.bindings.nodes.get(pod.uid, ()),
                 exclusive=pod.uid in inputs.bindings.ledger.owned,
@@ -270,7 +250,7 @@ def allocate_cpusets(
     all_pools = {RESERVE: static.reserve, INTERRUPT: static.interrupt, **pools, FALLBACK: inputs.fallback}
     result = msgspec.structs.replace(
         without_pending_containers(placement),
-        pools=tuple(Pool(name=name, cpus=tuple(sorted(cpus))) for name, cpus in sorted(all_pools.items()) if cpus),
+        pools=list_pools(all_pools),
     )
     return result, _next_state(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, layout, state)
 
@@ -461,8 +441,5 @@ def _next_state(
             )
             for numa, cpus in layout.numa.items()
         },
-        pod_entries={
-            **{name: {POOL_ENTRY: pool_entry(name, cpus, layout)} for name, cpus in sorted(pools.items()) if cpus},
-            **dict(sorted(entries.items())),
-        },
+        pod_entries={**pool_entries(pools, layout), **dict(sorted(entries.items()))},
     )

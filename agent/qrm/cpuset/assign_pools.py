@@ -47,11 +47,7 @@ class SizedPool:
 def scale_pool_sizes(sizes: Mapping[PoolKey, int], available: int) -> Mapping[PoolKey, int] | None:
     """Scale sizes in proportion to at most `available` CPUs; each at least 1. Sizes that fit stay unchanged. None if
     there are more pools than CPUs."""
-    if len(sizes) > available:
-        return None
-    if not sizes or (sum(sizes.values()) <= available):
-        return sizes
-    return scale_proportionally(sizes, available)
+    return scale_proportionally(sizes, min(sum(sizes.values()), available))
 
 
 def spread_over_numa(total: int, nodes: Sequence[int]) -> Mapping[int, int]:

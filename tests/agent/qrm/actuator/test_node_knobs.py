@@ -20,7 +20,6 @@ from agent.qrm.actuator.node_knobs import (
     RECHECK_PERIOD_NS,
     RESCTRL,
     NodeKnobs,
-    NodeKnobWriters,
     open_node_knobs,
 )
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
@@ -60,9 +59,7 @@ class Node:
         files = DiskSettings(self.sys, self.state, "boot")
         hierarchy = Hierarchy(v1={}, v2=self.sys / "fs/cgroup")
         scores = OomScores(ProcessTable(self.sys.parent / "proc", self.sys / "fs/cgroup"), self.state, "boot")
-        return NodeKnobs(
-            settings, hierarchy, NodeKnobWriters(files, FakeResctrl(self.sys / "fs/resctrl"), scores), dry=dry
-        )
+        return NodeKnobs(settings, hierarchy, (files, FakeResctrl(self.sys / "fs/resctrl"), scores), dry=dry)
 
 
 @pytest.fixture
