@@ -7,7 +7,7 @@ nothing after a reboot (`state_after_reboot`). A container that is restarted kee
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
