@@ -268,8 +268,8 @@ class Actuator:
             originals.last_written.record(now, now.raw.texts)
         return {
             index: "; ".join(
-                f"{now.knob.value} was changed by someone else to {self._files.decode(now.cgroup, now.knob, now.raw)}: "
-                "taken as its new original"
+                f"{now.knob.value} was changed by another program to {self._files.decode(now.cgroup, now.knob, now.raw)}, "
+                "which becomes its new original"
                 for now in nows
             )
             for index, nows in modified_by_plan.items()
@@ -404,5 +404,5 @@ class Actuator:
 def _requested_value(decision: Decision) -> str:
     """Return the canonical value. Raises ValueError if it is invalid, Unavailable for the root cgroup."""
     if decision.cgroup == "/":
-        raise Unavailable("/ is the whole machine", "decide on cgroups of pods only")
+        raise Unavailable("/ is the root cgroup, which the agent never changes", "decide on cgroups of pods only")
     return canonical(decision.knob, decision.value)

@@ -67,7 +67,11 @@ class NodeKnobs:
         if not disks:
             # A failed reading of the disks is no reason to restore anything.
             configured = config.wbt_us or config.cost_qos or config.cost_model
-            failures = [("the node's disks are not known", "see the source node-files")] if configured else []
+            failures = (
+                [("the node's disks are not known", "see the component node-files in dioptase doctor")]
+                if configured
+                else []
+            )
             return (), _failure_status(DISKS, failures)
         root = self._cost_root()
         settings = disk_settings(disks, config, root)
@@ -97,8 +101,8 @@ class NodeKnobs:
         if kinds and not any(setting.reason.rule == "wbt" for setting in settings):
             listed = ", ".join(sorted(kinds))
             yield (
-                f"wbtUs is configured for {listed}, and no such disk here throttles its write-back",
-                "take it out, or use a kernel with CONFIG_BLK_WBT",
+                f"wbtUs is configured for {listed}, and no such disk of this node throttles its write-back",
+                "remove the setting, or use a kernel with CONFIG_BLK_WBT",
             )
 
     def _cost_root(self) -> str | None:

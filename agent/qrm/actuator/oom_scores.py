@@ -123,7 +123,9 @@ def _read(path: str, max_bytes: int, directory: int | None = None) -> bytes:
 
 
 FILE_NAME = "oom-originals.json"
-LOWERING_HINT = "to lower it takes CAP_SYS_RESOURCE, and root where it is another user's: give the agent that"
+LOWERING_HINT = (
+    "lowering a score needs CAP_SYS_RESOURCE, and root for processes of other users: grant both to the agent"
+)
 _PASSES = 5
 """A process that is forked during a restore still has its parent's score, and is restored in the next pass."""
 

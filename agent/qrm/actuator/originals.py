@@ -78,7 +78,7 @@ def _only_offline_removed(written: str, now: OriginalValue, files: KnobWriter) -
 VERSION = 1
 FILE_NAME, HOLDER_NAME = "originals.json", "holder.pid"
 _BODY = JournalBody[OriginalValue]
-LEFT_AS_MODIFIED = "changed by someone else since the agent last wrote it: left as it is"
+LEFT_AS_MODIFIED = "another program changed the value since the agent last wrote it: the value stays"
 
 
 class StateDirLocked(Unavailable):

@@ -186,7 +186,7 @@ def _entry_request_cores(pod: Pod, container: Container, before: CpusetEntry | N
 def _ramp_up_reason(ramp_up_s: float, text: str) -> Reason:
     return Reason(
         rule="ramp_up",
-        text=f"The container is younger than {ramp_up_s:g} s: it may use all pooled CPUs, {text}.",
+        text=f"The container is younger than {ramp_up_s:g} s: it may use all CPUs of the pools, {text}.",
         threshold=ramp_up_s,
         inputs={"cpu_list": text},
     )

@@ -171,7 +171,7 @@ def _rejection_reason(pod: Pod, cores: float, left: Mapping[int, float], headroo
     rooms = ", ".join(f"{node}: {max(room, 0.0):g}" for node, room in sorted(left.items())) or "none"
     return Reason(
         rule="numa_headroom_too_small",
-        text=f"{pod.key} requests {cores:g} reclaimed CPUs on one NUMA node; left to bind to on node: {rooms}.",
+        text=f"{pod.key} requests {cores:g} reclaimed CPUs on one NUMA node; CPUs left by node: {rooms}.",
         inputs={"request_cores": cores, **{f"left_on_{node}": room for node, room in left.items()}},
     )
 

@@ -157,21 +157,16 @@ def _requested_numa_count(enhancements: Enhancements) -> int | None:
 
 
 def _describe_conditions(enhancements: Enhancements) -> str:
-    conditions = (
-        (
-            "on nodes " + _format_list(enhancements.numa_ids) if enhancements.numa_ids is not None else "",
-            enhancements.numa_ids is not None,
-        ),
-        (
-            f"on {enhancements.numa_number} nodes",
-            enhancements.numa_number is not None and enhancements.numa_ids is None,
-        ),
-        ("aligned by socket", enhancements.align_by_socket),
-        ("the same number on each node", enhancements.distribute_evenly),
-        ("in whole physical cores", enhancements.full_cores),
-        ("on nodes for itself", enhancements.numa_exclusive),
-    )
-    return "".join(f", {text}" for text, requested in conditions if requested)
+    conditions = []
+    if enhancements.numa_ids is not None:
+        conditions.append(f"on nodes {_format_list(enhancements.numa_ids)}")
+    elif enhancements.numa_number is not None:
+        conditions.append(f"on {enhancements.numa_number} nodes")
+    conditions += ["aligned by socket"] if enhancements.align_by_socket else []
+    conditions += ["the same number on each node"] if enhancements.distribute_evenly else []
+    conditions += ["in whole physical cores"] if enhancements.full_cores else []
+    conditions += ["on nodes for itself"] if enhancements.numa_exclusive else []
+    return "".join(f", {text}" for text in conditions)
 
 
 def _format_list(nodes: Collection[int]) -> str:

@@ -17,6 +17,7 @@ from api.decision import Decision
 from api.knobs import Knob, Reason
 from api.pod import Container
 from api.qos import QoSLevel
+from api.quantity import format_bytes
 from api.snapshot import Snapshot
 
 
@@ -38,14 +39,19 @@ def _limits(container: Container, level: MemoryQosLevel, node_bytes: int | None)
     for knob, percent in ((Knob.MEMORY_MIN, level.min_percent), (Knob.MEMORY_LOW, level.low_percent)):
         if percent > 0:
             size_bytes = _page_floor(request * percent / 100)
-            text = f"{knob.value} of {size_bytes} bytes: {percent:g} % of the request of {request}."
+            text = (
+                f"{knob.value} is {format_bytes(size_bytes)}: {percent:g} % of the request of {format_bytes(request)}."
+            )
             yield knob, str(size_bytes), _reason(text, {"request_bytes": request, "percent": percent})
     limit, percent = container.memory_limit_bytes or node_bytes, level.throttling_percent
     if percent > 0 and limit is not None:
         high = _page_floor(request + (limit - request) * percent / 100)
         # At the limit or above, memory.high could never be reached.
         value = MAX if high >= limit else str(high)
-        text = f"memory.high of {value}: {percent:g} % of the way from the request of {request} to {limit}."
+        text = (
+            f"memory.high is {value if value == MAX else format_bytes(high)}: {percent:g} % of the way from the request of "
+            f"{format_bytes(request)} to the limit of {format_bytes(limit)}."
+        )
         inputs = {"request_bytes": request, "limit_bytes": limit, "percent": percent}
         yield Knob.MEMORY_HIGH, value, _reason(text, inputs)
 
@@ -78,7 +84,9 @@ def decide_oom_scores(snapshot: Snapshot) -> Iterator[Decision]:
         priority = pod.enhancements.oom_priority
         value = oom_score_adj(priority)
         effect = (
-            "the OOM killer never takes them" if value == NEVER_KILLED else "the OOM killer takes the highest first"
+            "the OOM killer never selects them"
+            if value == NEVER_KILLED
+            else "the OOM killer selects the highest score first"
         )
         text = f"oom_score_adj of {pod.qos.value} with oom_priority {priority} is {value}: {effect}."
         reason = Reason(rule="oom_priority", text=text, inputs={"oom_priority": priority})

@@ -245,7 +245,7 @@ def test_an_external_modification_becomes_the_new_original(bench: Bench) -> None
     set_quota(bench, 80000)
     (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
     assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, "80000 100000", "10000 100000")
-    assert outcome.error == "cpu.max was changed by someone else to 80000 100000: taken as its new original"
+    assert outcome.error == "cpu.max was changed by another program to 80000 100000, which becomes its new original"
     _, on_disk = decode_journal(bench.originals.path.read_bytes())
     assert [entry.raw for entry in on_disk] == [entry.raw for entry in bench.originals.entries()]
     (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
@@ -263,10 +263,10 @@ def test_a_lower_quota_of_the_owner_is_kept(bench: Bench) -> None:
     set_quota(bench, 5000)
     (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
     assert (outcome.status, outcome.after, outcome.clamped_from) == (OutcomeStatus.UNCHANGED, "5000 100000", "10000")
-    assert "changed by someone else to 5000 100000" in outcome.error
+    assert "changed by another program to 5000 100000" in outcome.error
     set_quota(bench, 4000)
     (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
-    assert "changed by someone else to 4000 100000" in outcome.error
+    assert "changed by another program to 4000 100000" in outcome.error
     bench.originals.restore(bench.files)
     assert quota_of(bench) == "4000 100000"
 
@@ -275,7 +275,7 @@ def test_an_external_change_after_the_last_cycle_is_kept_at_the_end(bench: Bench
     bench.apply(("/batch", Knob.QUOTA, "10000"), ("/batch", Knob.WEIGHT, "7"))
     set_quota(bench, 80000)
     outcomes = {outcome.decision.knob: outcome for outcome in bench.originals.restore(bench.files)}
-    assert "changed by someone else" in outcomes[Knob.QUOTA].error
+    assert "another program changed the value" in outcomes[Knob.QUOTA].error
     assert (outcomes[Knob.WEIGHT].status, outcomes[Knob.WEIGHT].error) == (OutcomeStatus.APPLIED, "")
     assert quota_of(bench) == "80000 100000"
     assert bench.originals.entries() == ()
@@ -305,7 +305,7 @@ def test_a_restarted_agent_keeps_originals_and_detects_later_changes(tmp_path: P
     actuator.apply([bench.tree.decision("/batch", Knob.QUOTA, "20000")])
     set_quota(bench, 80000)
     (outcome,) = actuator.apply([bench.tree.decision("/batch", Knob.QUOTA, "20000")])
-    assert "changed by someone else to 80000 100000" in outcome.error
+    assert "changed by another program to 80000 100000" in outcome.error
     again.restore(bench.files)
     assert quota_of(bench) == "80000 100000"
     again.close()
@@ -319,7 +319,7 @@ def test_a_program_that_keeps_changing_a_knob_costs_one_journal_write_per_cycle(
         set_quota(bench, 50000 + turn)
         before = bench.originals.path.stat().st_ino
         (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
-        assert f"changed by someone else to {50000 + turn} 100000" in outcome.error
+        assert f"changed by another program to {50000 + turn} 100000" in outcome.error
         sizes.add(len(bench.originals.path.read_bytes()))
         inodes.add(bench.originals.path.stat().st_ino != before)
     assert (len(sizes), inodes) == (1, {True})
@@ -337,4 +337,4 @@ def test_a_cpuset_reduced_by_offline_cpus_is_no_external_change(bench: Bench) ->
     bench.tree.file("/batch", "cpuset.cpus").write_text("0\n")
     assert bench.journalled() == original
     (outcome,) = bench.apply(("/batch", Knob.CPUSET, "1-2"))
-    assert "cpuset.cpus was changed by someone else to 0:" in outcome.error
+    assert "cpuset.cpus was changed by another program to 0," in outcome.error

@@ -89,7 +89,9 @@ def test_disk_settings_are_written_repaired_and_restored(node: Node) -> None:
         ),
     ]
     assert sources == ()
-    assert outcomes[0].decision.reason.text == "Write-back of sda is throttled beyond 2000 us, as configured for SSD."
+    assert outcomes[0].decision.reason.text == (
+        "Write-back to sda is throttled while reads take longer than 2000 us, as configured for SSD."
+    )
     assert knobs.run_cycle(node.snapshot, LATER - 1) == ((), ()), "not looked at in every round"
     node.write(SDA, "1\n")
     assert [o.status for o in knobs.run_cycle(node.snapshot, LATER)[0]] == [
@@ -155,7 +157,7 @@ def test_unreadable_disks_keep_their_settings(node: Node) -> None:
         ({"io": {"costQos": {"sdz": "enable=1"}}}, "io.cost is configured for sdz, which is no disk of this node"),
         (
             {"io": {"wbtUs": {"HDD": 2000}}},
-            "wbtUs is configured for HDD, and no such disk here throttles its write-back",
+            "wbtUs is configured for HDD, and no such disk of this node throttles its write-back",
         ),
     ],
 )

@@ -115,7 +115,7 @@ def test_a_card_allocates_less_than_its_speed() -> None:
     assert select_card((eth0, eth1), 850)[0] == eth0
     none, verdict = select_card((eth0, eth1), 851)
     assert none is None
-    assert verdict.text == "No card has 851 Mbit/s left both ways: eth0 850 of 850, eth1 50 of 22450."
+    assert verdict.text == "No network card has 851 Mbit/s left in both directions: eth0 850 of 850, eth1 50 of 22450."
 
 
 def test_pods_get_cards_until_no_card_can_hold_the_request() -> None:
@@ -126,7 +126,11 @@ def test_pods_get_cards_until_no_card_can_hold_the_request() -> None:
         ("eth1", 22_450, {"default/a": 22_000, "default/d": 450}),
     ]
     assert {key: (each.rule, each.threshold, each.text) for key, each in result.rejected.items()} == {
-        "default/c": ("no_bandwidth", 451, "No card has 451 Mbit/s left both ways: eth0 50 of 850, eth1 450 of 22450.")
+        "default/c": (
+            "no_bandwidth",
+            451,
+            "No network card has 451 Mbit/s left in both directions: eth0 50 of 850, eth1 450 of 22450.",
+        )
     }
     assert result.card_by_pod == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
 
@@ -140,8 +144,8 @@ def test_a_new_pod_displaces_no_other_and_a_named_card_is_the_only_candidate() -
     named = allocate([asks("a", 900, "eth0"), asks("b", 100, "eth7"), asks("c", 850, "eth0")], {"default/a": "eth1"})
     assert named.card_by_pod == {"default/c": "eth0"}
     assert {key: each.text for key, each in named.rejected.items()} == {
-        "default/a": "No card has 900 Mbit/s left both ways: eth0 850 of 850.",
-        "default/b": "nic_selection_result names eth7, which is no card of known speed here; there is eth0, eth1.",
+        "default/a": "No network card has 900 Mbit/s left in both directions: eth0 850 of 850.",
+        "default/b": "nic_selection_result names eth7, which is no card of known speed here; choose from eth0, eth1.",
     }
 
 

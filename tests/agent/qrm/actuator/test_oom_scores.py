@@ -56,7 +56,7 @@ def test_every_listed_container_that_is_there_is_decided_on() -> None:
         "/web", "default/web", Knob.OOM_SCORE_ADJ, "-1000",
     )  # fmt: skip
     assert decision.reason.text == (
-        "oom_score_adj of shared_cores with oom_priority 300 is -1000: the OOM killer never takes them."
+        "oom_score_adj of shared_cores with oom_priority 300 is -1000: the OOM killer never selects them."
     )
 
 

@@ -344,7 +344,7 @@ def test_reclaimed_binding_needs_headroom_that_is_known() -> None:
     placement, state = run((), pods, TWO, headroom, config)
     assert cpus(placement) == {"/a": "4-7", "/b": "4-7", "/c": "0-3", "/d": "0-3"}
     assert placement.rejected.keys() == {"default/c"}
-    assert "left to bind to on node: 1: 0.5" in placement.rejected["default/c"].text
+    assert "CPUs left by node: 1: 0.5" in placement.rejected["default/c"].text
     assert placement.mems["/a"] == (1,)
     offline_cpus = msgspec.structs.replace(state, numa_headroom={})
     placement, _ = run((), pods, TWO, offline_cpus, config)
