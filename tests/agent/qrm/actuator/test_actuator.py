@@ -8,38 +8,14 @@ from pathlib import Path
 import pytest
 
 from agent.qrm.actuator.actuator import Actuator
-from agent.qrm.actuator.originals import FILE_NAME, OriginalsJournal, decode_journal
+from agent.qrm.actuator.originals import FILE_NAME, decode_journal
 from agent.qrm.actuator.state_dir import open_originals
-from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.knobs.knob_files import KNOB_SPECS, UNSUPPORTED
-from api.decision import ActMode, Outcome, OutcomeStatus
+from api.decision import ActMode, OutcomeStatus
 from api.knobs import ONE_SHOT_KNOBS, Knob
-from tests.agent.qrm.actuator.trees import Tree
+from tests.agent.qrm.actuator.trees import BOOT, MODES, Bench
 
-BOOT = "boot"
 CPU_KNOBS = (Knob.CPUSET, Knob.MEMS, Knob.WEIGHT, Knob.QUOTA, Knob.BURST, Knob.IDLE)
-MODES = ("v1", "v2", "hybrid")
-
-
-class Bench:
-    """A tree with one cgroup /batch and an actuator that writes to it."""
-
-    def __init__(self, root: Path, mode: str, act: ActMode = ActMode.ON) -> None:
-        self.tree = Tree(root / "cgroup", mode)
-        self.tree.make("/batch")
-        self.files = KnobWriter(self.tree.hierarchy)
-        self.originals: OriginalsJournal = open_originals(root / "state", BOOT)
-        self.actuator = Actuator(self.files, self.originals, act)
-
-    def apply(self, *requests: tuple[str, Knob, str]) -> tuple[Outcome, ...]:
-        return self.actuator.apply([self.tree.decision(*request) for request in requests])
-
-    def journalled(self) -> dict[tuple[str, Knob], dict[str, str]]:
-        return {(entry.cgroup, entry.knob): dict(entry.raw.texts) for entry in self.originals.entries()}
-
-    def close(self) -> None:
-        self.files.close()
-        self.originals.close()
 
 
 @pytest.fixture(params=MODES)

@@ -16,7 +16,7 @@ from agent.qrm.knobs.knob_files import KnobLimits, clamp_value
 from agent.qrm.knobs.notation import PAGE_BYTES, format_io, parse_io
 from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
-from tests.agent.qrm.actuator.test_actuator import Bench
+from tests.agent.qrm.actuator.trees import Bench
 
 MIB = 1 << 20
 
