@@ -1,4 +1,4 @@
-"""Limits of decisions, on trees of both versions: memory in use, bursts below quotas, owners' values."""
+"""Limits of decisions on trees of both versions: memory in use, bursts below quotas, owners' values; one-shot operations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from agent.qrm.actuator import one_shot
 from agent.qrm.actuator.one_shot import run_one_shot
 from agent.qrm.actuator.plan import SLACK_BYTES, STEP_BYTES, WritePlan, writing_order
 from agent.qrm.actuator.writer import RawValue
-from agent.qrm.knobs.knob_files import KnobLimits, clamp_value
-from agent.qrm.knobs.notation import PAGE_BYTES, format_io, parse_io
+from agent.qrm.knobs.notation import PAGE_BYTES
 from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 from tests.agent.qrm.actuator.trees import Bench
@@ -109,34 +108,6 @@ def test_a_lower_quota_lowers_the_burst_and_both_are_restored(bench: Bench) -> N
     assert burst.read_text() == "80000\n"
     burst.write_text(before[burst.name])
     assert bench.tree.texts("/batch") == before
-
-
-@pytest.mark.parametrize(
-    ("knob", "requested", "limits", "expected"),
-    [
-        (Knob.BURST, "90000", KnobLimits(quota="50000 100000"), "50000"),
-        (Knob.BURST, "90000", KnobLimits(), "90000"),
-        (Knob.MEMORY_MAX, "4096", KnobLimits(own="max", floor_bytes=8192), "8192"),
-        (Knob.MEMORY_MAX, "4096", KnobLimits(own="6000", floor_bytes=8192), "6000"),
-        (Knob.MEMORY_MAX, "max", KnobLimits(own="8192"), "8192"),
-        (Knob.MEMORY_HIGH, "16384", KnobLimits(own="8192"), "8192"),
-        (Knob.SWAP_MAX, "0", KnobLimits(own="max"), "0"),
-        (Knob.MEMORY_LOW, "0", KnobLimits(own="8192"), "8192"),
-        (Knob.MEMORY_MIN, "max", KnobLimits(own="8192"), "max"),
-        (Knob.MEMS, "1-3", KnobLimits(allowed=(0, 1)), "1"),
-        (Knob.MEMS, "", KnobLimits(allowed=(0, 1), empty_inherits_parent=False), "0-1"),
-        (Knob.IO_WEIGHT, "5000", KnobLimits(weights=(1, 1000)), "1000"),
-        (Knob.NET_CLASS, "7", KnobLimits(), "7"),
-    ],
-)
-def test_each_knob_has_its_bounds(knob: Knob, requested: str, limits: KnobLimits, expected: str) -> None:
-    assert clamp_value(knob, requested, limits) == expected
-
-
-def test_disk_limits_have_a_minimum_and_never_exceed_the_owner_s() -> None:
-    given = clamp_value(Knob.IO_MAX, "8:0 rbps=1 wiops=5000", KnobLimits(own="8:0 rbps=max wiops=100\n8:16 wbps=70000"))
-    assert parse_io(given) == {"8:0": {"rbps": 65_536, "wiops": 100}, "8:16": {"wbps": 70_000}}
-    assert given == format_io(parse_io(given))
 
 
 def plan(bench: Bench, knob: Knob, before: str, value: str) -> WritePlan:

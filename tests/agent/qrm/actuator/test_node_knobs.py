@@ -231,12 +231,11 @@ def test_node_knobs_are_needed_only_if_configured() -> None:
 
 
 def test_modules_of_node_knobs_are_loaded_only_if_configured() -> None:
-    ask = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
-    loaded = done.stdout
-    assert "'agent.qrm.actuator.originals'" in loaded
-    for name in ("node_knobs", "node_files", "resctrl_groups", "oom", "oom_scores", "processes"):
-        assert f"'agent.qrm.{name}'" not in loaded
+    program = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert "'agent.qrm.actuator.originals'" in done.stdout
+    for name in ("node_knobs", "disk_settings", "resctrl_groups", "oom_scores"):
+        assert f"'agent.qrm.actuator.{name}'" not in done.stdout
 
 
 def process(node: Node, cgroup: str, pid: int, score: int) -> Path:

@@ -1,4 +1,4 @@
-"""The journal of originals: kept before writes, exact, alone in its directory, never half-used."""
+"""The journal of originals: on disk before writes, exact, alone in its directory, never used in part."""
 
 from __future__ import annotations
 
@@ -27,17 +27,23 @@ from common.state_file import StateFileDamaged
 from tests.agent.qrm.actuator.trees import Tree
 
 BOOT = "0d5a1e9c-3a52-4c1e-9a8e-6f0b2f6f2a11"
-SHARES = OriginalValue(
-    cgroup="/batch",
-    cgroup_id=77,
-    knob=Knob.WEIGHT,
-    raw=RawValue(directory_id=77, texts={"cpu.shares": "1024\n"}),
-)
-QUOTA = OriginalValue(
-    cgroup="/kubepods/böse ecke",
-    cgroup_id=(7 << 32) + 5,
-    knob=Knob.QUOTA,
-    raw=RawValue(directory_id=9, texts={"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}),
+
+
+def original(
+    texts: dict[str, str], cgroup: str = "/batch", cgroup_id: int = 77, knob: Knob = Knob.WEIGHT
+) -> OriginalValue:
+    """Return an entry whose directory has the inode of the cgroup, as on version 2."""
+    raw = RawValue(directory_id=cgroup_id, texts=texts)
+    return OriginalValue(cgroup=cgroup, cgroup_id=cgroup_id, knob=knob, raw=raw)
+
+
+SHARES = original({"cpu.shares": "1024\n"})
+OTHER_SHARES = original({"cpu.shares": "2\n"})
+QUOTA = original(
+    {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"},
+    "/kubepods/böse ecke",
+    (7 << 32) + 5,
+    Knob.QUOTA,
 )
 FILE = encode_journal(BOOT, (SHARES, QUOTA))
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -57,15 +63,6 @@ open_originals(Path(sys.argv[1]), "boot")
 print("locked", flush=True)
 sys.stdin.read()
 """
-
-
-def rewrite(original: OriginalValue, text: str, *, cgroup_id: int = 77) -> OriginalValue:
-    return OriginalValue(
-        cgroup=original.cgroup,
-        cgroup_id=cgroup_id,
-        knob=original.knob,
-        raw=RawValue(directory_id=cgroup_id, texts={"cpu.shares": text}),
-    )
 
 
 @given(st.lists(ORIGINALS, max_size=5))
@@ -107,7 +104,7 @@ def test_another_layout_version_is_named() -> None:
 def test_the_first_original_stays(tmp_path: Path) -> None:
     originals = open_originals(tmp_path, BOOT)
     originals.record(SHARES)
-    originals.record(rewrite(SHARES, "2\n"), QUOTA)
+    originals.record(OTHER_SHARES, QUOTA)
     originals.close()
     again = open_originals(tmp_path, BOOT)
     assert again.entries() == (SHARES, QUOTA)
@@ -118,7 +115,7 @@ def test_the_first_original_stays(tmp_path: Path) -> None:
 def test_a_new_cgroup_on_the_path_has_its_own_original(tmp_path: Path) -> None:
     originals = open_originals(tmp_path, BOOT)
     originals.record(SHARES)
-    new = rewrite(SHARES, "2\n", cgroup_id=78)
+    new = original({"cpu.shares": "2\n"}, cgroup_id=78)
     originals.record(new)
     assert originals.entries() == (new,)
     originals.close()
@@ -143,13 +140,9 @@ def test_a_damaged_file_is_quarantined_and_reported(tmp_path: Path, damage: byte
 @pytest.mark.parametrize(
     "forged",
     [
-        rewrite(SHARES, "1024\u0100"),
-        OriginalValue(
-            cgroup="/../etc", cgroup_id=1, knob=Knob.IDLE, raw=RawValue(directory_id=1, texts={"cpu.idle": "0"})
-        ),
-        OriginalValue(
-            cgroup="batch", cgroup_id=1, knob=Knob.IDLE, raw=RawValue(directory_id=1, texts={"cpu.idle": "0"})
-        ),
+        original({"cpu.shares": "1024\u0100"}),
+        original({"cpu.idle": "0"}, cgroup="/../etc", knob=Knob.IDLE),
+        original({"cpu.idle": "0"}, cgroup="batch", knob=Knob.IDLE),
     ],
 )
 def test_an_impossible_entry_is_damage_despite_a_valid_checksum(tmp_path: Path, forged: OriginalValue) -> None:
@@ -173,7 +166,7 @@ def test_originals_of_another_boot_are_dropped_and_reported(tmp_path: Path) -> N
     second = open_originals(tmp_path, BOOT)
     assert second.entries() == ()
     assert "2 originals of another boot" in second.messages[0]
-    # The very same cgroup and inode exist again: the file must now say that they are of this boot.
+    # The same cgroup and inode exist again: the file must have the id of this boot.
     second.record(SHARES, QUOTA)
     second.close()
     third = open_originals(tmp_path, BOOT)
@@ -183,12 +176,7 @@ def test_originals_of_another_boot_are_dropped_and_reported(tmp_path: Path) -> N
 
 def test_vanished_cgroups_leave_the_file_with_the_next_record(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "cgroup", "v2")
-    alive = OriginalValue(
-        cgroup="/batch",
-        cgroup_id=tree.make("/batch"),
-        knob=Knob.WEIGHT,
-        raw=RawValue(directory_id=1, texts={"cpu.weight": "100\n"}),
-    )
+    alive = original({"cpu.weight": "100\n"}, cgroup_id=tree.make("/batch"))
     files = KnobWriter(tree.hierarchy)
     originals = open_originals(tmp_path / "state", BOOT)
     originals.record(QUOTA)

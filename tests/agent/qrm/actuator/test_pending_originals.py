@@ -1,11 +1,13 @@
-"""Originals of cgroups that were made with the agent's values: journalled before a round reads them, and put back exactly."""
+"""Originals of cgroups that the runtime creates with the agent's values: journalled before a cycle, restored exactly."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from agent.journal.decisions import DecisionJournal
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.pending_originals import (
@@ -15,10 +17,12 @@ from agent.qrm.actuator.pending_originals import (
     WRITE_GRACE_S,
     PendingOriginals,
 )
+from agent.qrm.actuator.restore import restore_all
 from agent.qrm.actuator.writer import KnobWriter
 from api.decision import ActMode, Outcome, OutcomeStatus
 from api.knobs import Knob
 from tests.agent.qrm.actuator.trees import Tree
+from tests.builders.four_cpu_node import busy_cycle
 
 BATCH = "/batch"
 NEXT = {Knob.QUOTA: "10000 100000", Knob.WEIGHT: "2"}
@@ -188,3 +192,20 @@ def test_restoring_numa_nodes_leaves_the_memory_migrate_flag_alone(stage: Stage)
     stage.pending.adopt(stage.files, stage.originals)
     stage.originals.restore(stage.files)
     assert (stage.held("cpuset.mems"), stage.held("cpuset.memory_migrate")) == ("0-1", "0")
+
+
+def test_a_container_created_after_the_last_cycle_is_in_the_journal_before_its_restore(stage: Stage) -> None:
+    stage.create(cpuset_cpus="1")
+    decision = stage.tree.decision(BATCH, Knob.CPUSET, "1")
+    adopted = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="1")
+    stage.pending.add(BATCH, {Knob.CPUSET: "0-3"}, 1.0, outcomes={Knob.CPUSET: adopted})
+    stage.pending.adopt(stage.files, stage.originals)
+    # The outcomes of the last cycle are in the decision journal already.
+    latest = msgspec.structs.replace(busy_cycle(7, outcomes=()), runtime_outcomes=(adopted,))
+    journal = DecisionJournal(None)
+    assert restore_all(stage.originals, stage.files, None, latest, journal, stage.pending.outcomes()) == 0
+    entries = [(entry.trigger, entry.outcome.before, entry.outcome.after) for entry in journal.entries()]
+    assert entries == [("nri", "0-3", "1"), ("end", "1", "0-3")]
+    assert {entry.outcome.decision.pod for entry in journal.entries()} == {"default/batch"}
+    assert restore_all(stage.originals, stage.files, None, latest, journal) == 0
+    assert len(journal.entries()) == 2
