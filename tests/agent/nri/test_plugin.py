@@ -27,11 +27,11 @@ from api.decision import OutcomeStatus
 from api.knobs import Knob
 from api.proto import nri_pb2 as wire
 from api.proto import ttrpc_pb2 as rpc
-from api.qos import QoSLevel
 from api.snapshot import CgroupSample, ComponentHealth
-from tests.agent.advisor.builders import pod, snapshot
 from tests.agent.nri.fake_runtime import POD, Runtime, a_container
 from tests.agent.qrm.actuator.trees import Tree
+from tests.builders.pods import shared
+from tests.builders.snapshots import snapshot
 from tests.builders.waiting import until_async
 
 CANONICAL = """
@@ -47,7 +47,7 @@ def inputs_of(settings: str, *, cpus: int = 4, age_s: float = 0.0) -> PreviewInp
     config = parse_config(settings.encode(), "test.yaml")
     state = PolicyState()
     for second in (0, 10):
-        shot = snapshot(second, [pod("web", QoSLevel.SHARED, request=1)], cpus=cpus, usage_s={"web": second})
+        shot = snapshot(second, [shared("web", cpu_request=1)], machine=cpus, usage_s={"web": second})
         state_before = state
         _, state = evaluate_policy(shot, config, state_before, shot.taken_at_ns)
     knobs = {"/web": frozenset({Knob.CPUSET, Knob.QUOTA, Knob.WEIGHT, Knob.IDLE, Knob.MEMS})}

@@ -27,10 +27,11 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus
 from api.knobs import Knob
 from api.measurements import Disk
-from api.qos import Enhancements, QoSLevel
+from api.qos import Enhancements
 from api.snapshot import NodeSample, Snapshot
-from tests.agent.advisor.builders import pod, snapshot
 from tests.agent.qrm.actuator.fakes import FakeResctrl, disk
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 INTEL = "    L3:0=7ff\n    MB:0=100\n"
 SDA, QOS = "block/sda/queue/wbt_lat_usec", "fs/cgroup/io.cost.qos"
@@ -68,7 +69,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def snapshot_of(disks: Mapping[str, Disk]) -> Snapshot:
-    pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
+    pods = [shared("web"), reclaimed("batch")]
     return msgspec.structs.replace(snapshot(0, pods), node=NodeSample(disks=disks))
 
 

@@ -37,11 +37,12 @@ from api.measurements import Interface
 from api.pod import Pod
 from api.qos import NIC_SELECTION_KEY, QoSLevel
 from api.snapshot import NodeSample
-from tests.agent.advisor.builders import pod, snapshot
 from tests.agent.qrm.actuator.fakes import FakeResctrl, disk, kill_at_every_step
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 VERDICT = Reason(rule="r", text="t")
-WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+WEB, BATCH = shared("web"), reclaimed("batch")
 
 
 # --- disks and cards
@@ -90,7 +91,7 @@ def interface(speed: int | None) -> Interface:
 
 def asks(name: str, mbit: int | None, card: str = "") -> Pod:
     """A pod of two containers, of which the second asks for that much; `card` is what nic_selection_result names."""
-    each = pod(name, QoSLevel.SHARED)
+    each = shared(name)
     other = msgspec.structs.replace(each.containers[0], name="other", cgroup=f"/{name}2", net_bandwidth_mbit=mbit)
     annotations = {NIC_SELECTION_KEY: card} if card else {}
     return msgspec.structs.replace(each, containers=(*each.containers, other), annotations=annotations)

@@ -18,8 +18,9 @@ from api.decision import Decision, OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.qos import Enhancements, QoSLevel
-from tests.agent.advisor.builders import pod, snapshot
 from tests.agent.qrm.actuator.fakes import kill_at_every_step
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 # --- the order
 
@@ -46,8 +47,8 @@ def test_levels_keep_their_distance() -> None:
 
 
 def test_every_listed_container_that_is_there_is_decided_on() -> None:
-    web = msgspec.structs.replace(pod("web", QoSLevel.SHARED), enhancements=Enhancements(oom_priority=300))
-    observed = snapshot(0, [web, pod("late", QoSLevel.RECLAIMED)])
+    web = msgspec.structs.replace(shared("web"), enhancements=Enhancements(oom_priority=300))
+    observed = snapshot(0, [web, reclaimed("late")])
     observed = msgspec.structs.replace(
         observed, cgroups={path: sample for path, sample in observed.cgroups.items() if path != "/late"}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from api.advice import NOT_NUMA_BOUND, PoolSize
 from api.cpu import Cpu, Topology, format_cpu_list
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
+from tests.builders import pods
 
 S = 1_000_000_000
 CONFIG = CpuPlacementConfig()
@@ -42,19 +44,11 @@ def pod(
     qos: QoSLevel = QoSLevel.SHARED,
     cores: float | None = None,
     wants: Enhancements | None = None,
-    **fields: object,
+    **fields: Any,
 ) -> Pod:
-    """A pod with one container, whose cgroup is its name."""
-    requests = {"reclaimed_cpu_cores": cores} if qos is QoSLevel.RECLAIMED else {"cpu_request_cores": cores}
-    new_pod = Pod(
-        uid=f"u-{name}",
-        namespace="default",
-        name=name,
-        qos=qos,
-        containers=(msgspec.structs.replace(Container(name="c", cgroup=f"/{name}"), **requests),),
-        enhancements=wants or Enhancements(),
-    )
-    return msgspec.structs.replace(new_pod, **fields)
+    """Return a pod with one container, whose cgroup is its name; `fields` are of Pod."""
+    values = {"uid": f"u-{name}", "enhancements": wants or Enhancements(), **fields}
+    return pods.pod(name, qos, container="c", cpu_request=cores, **values)
 
 
 def bound(name: str, cores: float, **wants: object) -> Pod:

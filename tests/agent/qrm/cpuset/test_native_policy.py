@@ -8,7 +8,6 @@ import pytest
 from agent.config.qrm import CpuPlacementConfig, NativeConfig
 from agent.qrm.cpuset.state import CpusetState
 from api.pod import Container, Pod
-from api.qos import QoSLevel
 from tests.agent.qrm.cpuset.builders import cpus, dedicated, machine, pod, pools, run
 
 NODE = machine(2, 1, 1, 4, 2)
@@ -16,11 +15,7 @@ NODE = machine(2, 1, 1, 4, 2)
 
 
 def guaranteed(name: str, cores: float) -> Pod:
-    container = Container(
-        name="c", cgroup=f"/{name}", cpu_request_cores=cores, cpu_limit_cores=cores,
-        memory_request_bytes=1 << 30, memory_limit_bytes=1 << 30,
-    )  # fmt: skip
-    return Pod(uid=f"u-{name}", namespace="default", name=name, qos=QoSLevel.SHARED, containers=(container,))
+    return pod(name, cores=cores, cpu_limit=cores, memory_request=1 << 30, memory_limit=1 << 30)
 
 
 def native(*, reserved: int = 0, **fields: object) -> CpuPlacementConfig:

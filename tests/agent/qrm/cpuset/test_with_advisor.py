@@ -19,8 +19,8 @@ from api.advice import CpuAdvice
 from api.cpu import Topology
 from api.pod import Pod
 from api.qos import QoSLevel
-from tests.agent.advisor.builders import snapshot
 from tests.agent.qrm.cpuset.builders import S, bound, dedicated, machine, pod, reclaimed, run
+from tests.builders.snapshots import snapshot
 
 CORES = st.sampled_from([0.5, 1.0, 2.0, 3.0])
 
@@ -46,7 +46,7 @@ def advise(
     static = reserve_cpus(node, config)
     situation = ProvisionInputs(
         now_ns=100 * S,
-        snapshot=snapshot(100.0, pods, cpus=topology),
+        snapshot=snapshot(100.0, pods, machine=topology),
         reserve=Counter(node.cpu[cpu].numa for cpu in static.reserve),
         forbidden=Counter(node.cpu[cpu].numa for cpu in static.interrupt),
         assigned=placement.cpus,

@@ -10,19 +10,19 @@ from agent.config.loader import parse_config
 from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from api.knobs import Knob
 from api.measurements import KubeletManagers
-from api.qos import QoSLevel
 from api.snapshot import ComponentHealth, Snapshot
-from tests.agent.advisor.builders import pod, snapshot
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 CANONICAL = parse_config(
     b"advisor: {policy: canonical, reservedForAllocateCores: 0, rampUpS: 0}\nplacing: {rampUpS: 0}", "t"
 )
-PODS = (pod("batch", QoSLevel.RECLAIMED), pod("web", QoSLevel.SHARED, request=2))
+PODS = (reclaimed("batch"), shared("web", cpu_request=2))
 KNOBS = dict.fromkeys(("/batch", "/web"), frozenset({Knob.CPUSET, Knob.MEMS, Knob.WEIGHT, Knob.IDLE, Knob.QUOTA}))
 
 
 def seen_with(kubelet: KubeletManagers | None) -> Snapshot:
-    observed = snapshot(10, PODS, cpus=8, usage_s={"web": 10, "batch": 1})
+    observed = snapshot(10, PODS, machine=8, usage_s={"web": 10, "batch": 1})
     return msgspec.structs.replace(observed, node=msgspec.structs.replace(observed.node, kubelet=kubelet))
 
 
@@ -61,11 +61,11 @@ def test_with_a_static_memory_manager_no_numa_nodes_are_decided() -> None:
 
 def reclaimable_cores(kubelet: KubeletManagers | None, *, db_uses_s: float = 40) -> float:
     """With a pod of four CPUs of its own that uses all of them, one that uses one, and twelve in all."""
-    db = msgspec.structs.replace(pod("db", QoSLevel.SHARED, request=4), uid="uid-db")
+    db = msgspec.structs.replace(shared("db", cpu_request=4), uid="uid-db")
     state = PolicyState()
     for second in (0, 10):
         used = {"web": float(second), "db": db_uses_s * second / 10}
-        observed = snapshot(second, (*PODS, db), cpus=12, usage_s=used)
+        observed = snapshot(second, (*PODS, db), machine=12, usage_s=used)
         observed = msgspec.structs.replace(observed, node=msgspec.structs.replace(observed.node, kubelet=kubelet))
         result, state = evaluate_policy(observed, CANONICAL, state, observed.taken_at_ns)
     assert result.advice is not None
@@ -98,11 +98,11 @@ def _width(cpus: str) -> int:
 
 def story(*, fresh_pods: bool, later_use_s: float) -> tuple[PolicyResult, PolicyResult]:
     """Two rounds, the second one with less need of online pods, and with or without a list of pods that is up to date."""
-    first = snapshot(10, PODS, cpus=16, usage_s={"web": 10, "batch": 1})
+    first = snapshot(10, PODS, machine=16, usage_s={"web": 10, "batch": 1})
     before, remembered = evaluate_policy(first, CANONICAL, PolicyState(), first.taken_at_ns)
-    middle = snapshot(20, PODS, cpus=16, usage_s={"web": 10 + 80, "batch": 2})
+    middle = snapshot(20, PODS, machine=16, usage_s={"web": 10 + 80, "batch": 2})
     before, remembered = evaluate_policy(middle, CANONICAL, remembered, middle.taken_at_ns)
-    then = snapshot(120, PODS, cpus=16, usage_s={"web": 90 + later_use_s, "batch": 3})
+    then = snapshot(120, PODS, machine=16, usage_s={"web": 90 + later_use_s, "batch": 3})
     pods = ComponentHealth(name="pods", ok=fresh_pods, error="" if fresh_pods else "the list of pods is 40 s old")
     then = msgspec.structs.replace(then, sources=(pods,))
     after, _ = evaluate_policy(then, CANONICAL, remembered, then.taken_at_ns)

@@ -15,13 +15,14 @@ from api.advice import CpuAdvice, PoolSize, Region, RegionAdvice, RegionKind
 from api.decision import Advice, Decision
 from api.knobs import Knob, Reason
 from api.pod import Pod
-from api.qos import QoSLevel
 from api.snapshot import Snapshot
-from tests.agent.advisor.builders import pod, snapshot, topology
+from tests.builders.nodes import topology
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 ALL = frozenset(Knob)
-WEB = pod("web", QoSLevel.SHARED)
-BATCH = pod("batch", QoSLevel.RECLAIMED)
+WEB = shared("web")
+BATCH = reclaimed("batch")
 
 
 def advice(reclaimable: float, *, idle: bool = True) -> Advice:
@@ -47,7 +48,7 @@ def values(
     cpus: int = 2,
     cpus_by_cgroup: dict[str, tuple[int, ...]] | None = None,
 ) -> dict[tuple[str, str], str]:
-    observed = snapshot(0, pods, cpus=topology(cpus, numa=2 if cpus_by_cgroup and cpus >= 4 else 1))
+    observed = snapshot(0, pods, machine=topology(cpus, numa=2 if cpus_by_cgroup and cpus >= 4 else 1))
     placement = None
     if cpus_by_cgroup is not None:
         numa = {cpu.id: cpu.numa for cpu in observed.topology.cpus}
@@ -76,7 +77,7 @@ def test_without_cpu_idle_the_lowest_weight_takes_its_place() -> None:
 
 
 def test_each_cgroup_gets_the_lowest_priority_that_the_kernel_offers() -> None:
-    observed = snapshot(0, [BATCH, pod("old", QoSLevel.RECLAIMED), pod("bare", QoSLevel.RECLAIMED)])
+    observed = snapshot(0, [BATCH, reclaimed("old"), reclaimed("bare")])
     given = decide(advice(2.0), observed, {"/batch": ALL, "/old": ALL - {Knob.IDLE}, "/bare": frozenset()})
     assert {(d.cgroup, d.knob.value, d.value) for d in given} == {
         ("/batch", "cpu.idle", "1"),
@@ -100,7 +101,7 @@ def test_each_cgroup_gets_the_lowest_priority_that_the_kernel_offers() -> None:
     ],
 )
 def test_quotas_add_up_to_the_reclaimable_cpu(reclaimable: float, count: int, quota: str) -> None:
-    pods = [pod(f"b{number}", QoSLevel.RECLAIMED) for number in range(count)]
+    pods = [reclaimed(f"b{number}") for number in range(count)]
     given = [value for (_, knob), value in values(advice(reclaimable), pods).items() if knob == "cpu.max"]
     assert given == [quota] * count
     limits = KnobLimits(allowed=None, cpu_count=2, empty_inherits_parent=True)
@@ -143,16 +144,16 @@ def test_a_cpuset_is_explained_by_the_region_and_the_pool() -> None:
 
 def test_reclaimable_cpu_is_shared_by_request_up_to_each_limit() -> None:
     pods = [
-        pod("a", QoSLevel.RECLAIMED, request=3),
-        pod("b", QoSLevel.RECLAIMED, request=1),
-        pod("c", QoSLevel.RECLAIMED, limit=0.1),
+        reclaimed("a", cpu_request=3),
+        reclaimed("b", cpu_request=1),
+        reclaimed("c", cpu_limit=0.1),
     ]
     quotas = {cgroup: value for (cgroup, knob), value in values(advice(2.5), pods, cpus=4).items() if knob == "cpu.max"}
     assert quotas == {"/a": "150000 100000", "/b": "50000 100000", "/c": "10000 100000"}
 
 
 @pytest.mark.parametrize(
-    ("reclaimed", "request_cores", "quota"),
+    ("reclaimed_cores", "request_cores", "quota"),
     [
         (3.0, 1.0, "150000 100000"),
         (None, 3.0, "150000 100000"),
@@ -161,12 +162,14 @@ def test_reclaimable_cpu_is_shared_by_request_up_to_each_limit() -> None:
     ],
 )
 def test_the_weight_is_the_reclaimed_request_or_else_the_cpu_request(
-    reclaimed: float | None, request_cores: float | None, quota: str
+    reclaimed_cores: float | None, request_cores: float | None, quota: str
 ) -> None:
     """Two CPUs between this pod and one that claims a core."""
-    first = pod("a", QoSLevel.RECLAIMED, request=request_cores)
-    container = msgspec.structs.replace(first.containers[0], reclaimed_cpu_cores=reclaimed)
-    pods = [msgspec.structs.replace(first, containers=(container,)), pod("b", QoSLevel.RECLAIMED)]
+    first = reclaimed("a")
+    container = msgspec.structs.replace(
+        first.containers[0], reclaimed_cpu_cores=reclaimed_cores, cpu_request_cores=request_cores
+    )
+    pods = [msgspec.structs.replace(first, containers=(container,)), reclaimed("b")]
     assert values(advice(2.0), pods, cpus=4)[("/a", "cpu.max")] == quota
 
 
@@ -189,7 +192,7 @@ def test_a_numa_quota_is_split_by_weight(
     limits: dict[int, float], cpus_by_cgroup: dict[str, tuple[int, ...]], quotas: dict[str, str]
 ) -> None:
     sizes = tuple(PoolSize(pool="reclaim", numa=numa, cpus=0, quota_cores=cores) for numa, cores in limits.items())
-    pods = [pod("a", QoSLevel.RECLAIMED, request=2), pod("b", QoSLevel.RECLAIMED, request=1), WEB]
+    pods = [reclaimed("a", cpu_request=2), reclaimed("b", cpu_request=1), WEB]
     given = msgspec.structs.replace(advice(4.0, idle=False), cpu=CpuAdvice(sizes=sizes))
     decided_values = values(given, pods, cpus=4, cpus_by_cgroup=cpus_by_cgroup)
     assert {cgroup: value for (cgroup, knob), value in decided_values.items() if knob == "cpu.max"} == quotas
@@ -199,15 +202,13 @@ def test_a_numa_quota_is_split_by_weight(
 
 
 def test_a_container_limit_holds_without_a_node_limit() -> None:
-    assert values(advice(2.0), [pod("c", QoSLevel.RECLAIMED, limit=0.5)])[("/c", "cpu.max")] == "50000 100000"
+    assert values(advice(2.0), [reclaimed("c", cpu_limit=0.5)])[("/c", "cpu.max")] == "50000 100000"
 
 
 def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
     observed = snapshot(0, [WEB, BATCH])
     cgroups = {path: sample for path, sample in observed.cgroups.items() if path != "/batch"}
-    without_batch = type(observed)(
-        **{field: getattr(observed, field) for field in observed.__struct_fields__} | {"cgroups": cgroups}
-    )
+    without_batch = msgspec.structs.replace(observed, cgroups=cgroups)
     assert decide(advice(2.0), without_batch, {"/batch": ALL}) == ()
 
 
