@@ -1,4 +1,4 @@
-"""Shutdown while the runtime is creating a container."""
+"""Shutdown of the NRI plugin while the runtime is creating a container."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_container_under_creation_is_restored_and_a_missing_one_is_not_w
 
     def make() -> None:
         tree.make(LATE)
-        time.sleep(CREATION_POLL_S * 3)  # as long as a runtime takes until it writes
+        time.sleep(CREATION_POLL_S * 3)  # a runtime writes some time after it created the cgroup
         tree.file(LATE, "cpuset.cpus").write_text("3\n")
 
     making = threading.Timer(0.2, make)

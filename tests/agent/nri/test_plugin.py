@@ -118,11 +118,11 @@ async def test_a_new_container_gets_the_values_of_the_next_cycle(tmp_path: Path,
     async with agent.connected(runtime) as plugin:
         assert runtime.registered == [("99", "dioptase")]
         answer = await runtime.ask("Configure", wire.ConfigureRequest(runtime_name="containerd"))
-        # Sandboxes that begin, and containers: made, started, changed, stopped, removed.
+        # Events: sandbox run; container created, started, updated, stopped, removed.
         assert wire.ConfigureResponse.FromString(answer.payload).events == 0b11011001001
         response = await runtime.create(a_container())
         cpus = response.adjust.linux.resources.cpu.cpus
-        assert cpus, "kept apart from the share pool, which has the others"
+        assert cpus, "the share pool has the others"
         assert set(cpus) < set("0-123"), cpus
         assert json.loads(response.adjust.annotations[ORIGINALS_ANNOTATION])["knobs"] == {"cpuset.cpus": ["0-3", cpus]}
         assert NOTES.read("id-batch", response.adjust.annotations[ORIGINALS_ANNOTATION]) == {Knob.CPUSET: ("0-3", cpus)}
@@ -140,8 +140,8 @@ async def test_adjusted_values_are_restored_to_the_requested_ones(tmp_path: Path
     agent = Agent(tmp_path, inputs_of("advisor: {policy: latency}"))
     async with agent.connected(runtime):
         response = await runtime.create(a_container(shares=205))
-        assert response.adjust.linux.resources.cpu.shares.value == 10, "the least weight, until cpu.idle can be set"
-    assert agent.adopt() == 0, "the runtime has not made the cgroup yet"
+        assert response.adjust.linux.resources.cpu.shares.value == 10, "the minimum weight, until cpu.idle can be set"
+    assert agent.adopt() == 0, "the runtime has not created the cgroup yet"
     assert agent.pending_originals.outcomes() == ()
     agent.tree.make(BATCH)
     agent.tree.file(BATCH, "cpu.shares").write_text("10\n")
@@ -156,7 +156,7 @@ async def test_adjusted_values_are_restored_to_the_requested_ones(tmp_path: Path
     assert (decision.pod, decision.cgroup, decision.knob) == ("shop/batch", BATCH, Knob.WEIGHT)
     assert decision.cgroup_id == agent.originals.entries()[0].cgroup_id > 0
     assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, "20", "1")
-    assert decision.reason.rule == "yield_to_online", "the least weight stands in for cpu.idle"
+    assert decision.reason.rule == "yield_to_online", "the minimum weight replaces cpu.idle"
     assert agent.pending_originals.outcomes() == (), "once"
     assert [(entry.cgroup, entry.knob, dict(entry.raw.texts)) for entry in agent.originals.entries()] == [
         (BATCH, Knob.WEIGHT, {"cpu.shares": "205\n"}),
@@ -167,7 +167,7 @@ async def test_adjusted_values_are_restored_to_the_requested_ones(tmp_path: Path
 
 
 async def test_a_second_container_is_computed_with_the_first(tmp_path: Path, runtime: Runtime) -> None:
-    """Two of one quota: the second one's part is half, although no round has seen the first."""
+    """The second container of one quota gets half, although no cycle has listed the first."""
     inputs = inputs_of("advisor: {policy: latency, enableReclaim: false, latency: {minLentRatio: 0.5}}", cpus=4)
     agent = Agent(tmp_path, inputs)
     quotas = []
@@ -195,7 +195,7 @@ async def test_reserved_cpus_are_assigned_to_no_other_container_before_a_cycle_l
     assert inputs is not None
     state = agent.pending_originals.reservations.merge_into(inputs.state.cpus)
     assert {name: state.pod(f"uid-{name}")["main"].allocation_result for name in response} == response
-    # A round that does not see them yet: the others are placed around them.
+    # A cycle that does not list them yet assigns other CPUs to the others.
     shot = msgspec.structs.replace(inputs.state, cpus=state)
     result, after = evaluate_policy(inputs.snapshot, inputs.config, shot, inputs.now_ns)
     assert result.placement is not None
@@ -203,7 +203,7 @@ async def test_reserved_cpus_are_assigned_to_no_other_container_before_a_cycle_l
     assert {name: after.cpus.pod(f"uid-{name}")["main"].allocation_result for name in response} == response
     agent.pending_originals.reservations.drop_merged(after.cpus)
     assert agent.pending_originals.reservations.merge_into(inputs.state.cpus) is inputs.state.cpus, (
-        "that round knows of them"
+        "that cycle has them in its state"
     )
 
 
@@ -239,11 +239,13 @@ async def test_an_update_changes_the_original_and_not_the_decision(tmp_path: Pat
         answer = await runtime.ask("UpdateContainer", request)
         (update,) = wire.UpdateContainerResponse.FromString(answer.payload).update
         assert (update.container_id, update.linux.resources.cpu.shares.value) == ("id-batch", 10)
-        assert update.ignore_failure, "where another plugin changes the same, the owner's change goes on without ours"
+        assert update.ignore_failure, (
+            "if another plugin changes the same value, the owner's update succeeds without this one"
+        )
         request.linux_resources.Clear()
         request.linux_resources.cpu.cpus = "2"
         answer = await runtime.ask("UpdateContainer", request)
-        assert not wire.UpdateContainerResponse.FromString(answer.payload).update, "nothing was said of its weight"
+        assert not wire.UpdateContainerResponse.FromString(answer.payload).update, "the update does not set the weight"
     agent.tree.make(BATCH)
     agent.tree.file(BATCH, "cpu.shares").write_text("10\n")
     agent.adopt()
@@ -316,7 +318,7 @@ async def test_at_shutdown_the_runtime_gets_the_restored_values(tmp_path: Path, 
         for request in (stopped, *(a_container(name) for name in names)):
             await runtime.create(request)
         await runtime.ask("StopContainer", wire.StopContainerRequest(container=stopped.container))
-        # One that an agent before this one made, with values of more than one knob.
+        # A container of an earlier agent, with adjusted values of two knobs.
         pairs = {Knob.WEIGHT: ("20", "1"), Knob.QUOTA: ("max 100000", "5000 100000")}
         left.container.annotations[ORIGINALS_ANNOTATION] = NOTES.write(left.container.id, pairs)
         await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[left.container]))
@@ -350,7 +352,7 @@ async def test_a_container_that_starts_after_shutdown_gets_the_requested_values(
         for name in ("late", "there"):
             response = await runtime.create(a_container(name, shares=205, quota=50_000))
             assert response.adjust.linux.resources.cpu.shares.value == 10
-        # One whose cgroup has come, and of which the journal could not be written: its files hold the agent's value.
+        # Its cgroup exists and the journal could not be written: its files hold the agent's value.
         agent.tree.make(f"{POD}/there")
         shares = agent.tree.file(f"{POD}/there", "cpu.shares")
         shares.write_text("10\n")
@@ -359,7 +361,7 @@ async def test_a_container_that_starts_after_shutdown_gets_the_requested_values(
         await asyncio.to_thread(plugin.leave, agent.files, agent.pending_originals.pending(0.0))
         resources = {item.container_id: item.linux.resources for update in runtime.updates for item in update.update}
         assert {name: item.cpu.shares.value for name, item in resources.items()} == {"id-late": 205, "id-there": 205}
-        assert shares.read_text() == "205\n", "and no file is put back to what it held"
+        assert shares.read_text() == "205\n", "no file is rewritten to its content before the update"
 
 
 async def test_a_runtime_without_connection_gets_no_updates_at_shutdown(
@@ -460,7 +462,7 @@ async def test_an_invalid_request_is_not_adjusted(tmp_path: Path, runtime: Runti
 async def test_a_container_that_did_not_start_is_not_adjusted_again(
     tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where another plugin sets the same: the runtime takes back what it began to make, and starts nothing."""
+    """As if another plugin set the same value: the runtime removes the container that it was creating."""
     agent, response = Agent(tmp_path, inputs_of("advisor: {policy: latency}")), []
     async with agent.connected(runtime) as plugin:
         for number, name in enumerate(("batch", "good", "batch", "good", "batch")):
@@ -505,7 +507,7 @@ async def test_an_unknown_or_invalid_call_is_refused_and_the_next_is_answered(tm
     async with agent.connected(runtime):
         assert (await runtime.ask("Dance", wire.Empty())).status.code == 12
         assert (await runtime.ask("Configure", wire.Empty(), service="other.Service")).status.code == 12
-        bad = wire.RegisterPluginRequest(plugin_name="\x01")  # as the request of another call it is broken
+        bad = wire.RegisterPluginRequest(plugin_name="\x01")  # invalid as a request of Synchronize
         assert (await runtime.ask("Synchronize", bad)).status.code == 3
         assert (await runtime.ask("Shutdown", wire.Empty())).status.code == 0
 

@@ -1,4 +1,4 @@
-"""What the actuator writes, on trees of ordinary files; tests/kernel/test_actuator.py runs it on a real kernel."""
+"""Writes of the actuator on trees of ordinary files; tests/kernel/test_actuator.py runs it on a real kernel."""
 
 from __future__ import annotations
 
@@ -133,14 +133,14 @@ def test_outcomes_come_in_the_order_of_the_decisions(bench: Bench) -> None:
     assert [(o.decision.cgroup, o.decision.knob) for o in outcomes] == requests
 
 
-def test_a_child_is_clamped_to_what_its_parent_is_getting(bench: Bench) -> None:
+def test_a_child_is_clamped_to_the_new_cpus_of_its_parent(bench: Bench) -> None:
     bench.tree.make("/batch/inner")
     inner, outer = bench.apply(("/batch/inner", Knob.CPUSET, "0-3"), ("/batch", Knob.CPUSET, "1-2"))
     assert (inner.after, outer.after) == ("1-2", "1-2")
     assert inner.clamped_from == "0-3"
 
 
-def test_an_owner_s_nested_cpuset_is_kept_within_the_parent_s(bench: Bench) -> None:
+def test_a_nested_cpuset_of_the_owner_stays_within_the_parent_s(bench: Bench) -> None:
     """On version 1 nested cgroups get decisions as well: CPU 3 stays, and follows the parent once it is not allowed."""
     bench.tree.make("/batch/inner")
     bench.tree.file("/batch/inner", "cpuset.cpus").write_text("3\n")
@@ -234,7 +234,7 @@ def test_an_external_modification_becomes_the_new_original(bench: Bench) -> None
     assert not bench.originals.path.exists()
 
 
-def test_a_lower_quota_of_the_owner_is_kept(bench: Bench) -> None:
+def test_a_lower_quota_of_the_owner_stays(bench: Bench) -> None:
     bench.apply(("/batch", Knob.QUOTA, "10000"))
     set_quota(bench, 5000)
     (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
@@ -247,7 +247,7 @@ def test_a_lower_quota_of_the_owner_is_kept(bench: Bench) -> None:
     assert quota_of(bench) == "4000 100000"
 
 
-def test_an_external_change_after_the_last_cycle_is_kept_at_the_end(bench: Bench) -> None:
+def test_an_external_change_after_the_last_cycle_is_not_restored(bench: Bench) -> None:
     bench.apply(("/batch", Knob.QUOTA, "10000"), ("/batch", Knob.WEIGHT, "7"))
     set_quota(bench, 80000)
     outcomes = {outcome.decision.knob: outcome for outcome in bench.originals.restore(bench.files)}

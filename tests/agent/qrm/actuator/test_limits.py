@@ -49,7 +49,7 @@ def uses(bench: Bench, used: int, cache: int, dirty: int = 0) -> None:
         (4000, 3000, 0, 60, 4000 - 256),
     ],
 )
-def test_memory_is_lowered_by_half_of_what_can_be_dropped(
+def test_memory_is_lowered_by_half_of_the_clean_page_cache(
     bench: Bench, used: int, cache: int, dirty: int, requested: int, given: int
 ) -> None:
     uses(bench, used * MIB, cache * MIB, dirty * MIB)
@@ -160,7 +160,7 @@ def test_the_time_limit_ends_a_reclaim_partially(bench: Bench) -> None:
     assert outcome.error == f"partial: {136 * MIB} of {200 * MIB} bytes were left at the time limit"
 
 
-def test_an_unexpected_exception_is_reported_and_the_worker_goes_on(
+def test_an_unexpected_exception_is_reported_and_the_worker_continues(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []

@@ -1,4 +1,4 @@
-"""Controls of disks, caches and OOM scores in the agent's cycles: written, repaired, restored, and their problems."""
+"""Disk settings, resctrl groups and OOM scores in cycles: written, repaired, restored, and reported problems."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_disk_settings_are_written_repaired_and_restored(node: Node) -> None:
     assert outcomes[0].decision.reason.text == (
         "Write-back to sda is throttled while reads take longer than 2000 us, as configured for SSD."
     )
-    assert knobs.run_cycle(node.snapshot, LATER - 1) == ((), ()), "not looked at in every round"
+    assert knobs.run_cycle(node.snapshot, LATER - 1) == ((), ()), "knobs are not read in every cycle"
     node.write(SDA, "1\n")
     assert [o.status for o in knobs.run_cycle(node.snapshot, LATER)[0]] == [
         OutcomeStatus.APPLIED,
@@ -108,7 +108,7 @@ def test_disk_settings_are_written_repaired_and_restored(node: Node) -> None:
 
 
 def test_the_journal_is_written_twice_for_any_number_of_disks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time the journal is written the round waits for the disk: milliseconds."""
+    """The cycle waits for the disk at every write of the journal, for milliseconds."""
     for number in range(24):
         node.write(f"block/sd{number}/queue/wbt_lat_usec", "75000\n")
     knobs = node.knobs({"io": {"wbtUs": {"SSD": 2000}}})
@@ -131,7 +131,7 @@ def test_a_dry_run_writes_nothing(node: Node) -> None:
 
 def test_settings_of_an_earlier_agent_that_are_not_configured_are_restored(node: Node) -> None:
     node.knobs(SETTINGS).run_cycle(node.snapshot, 0)
-    # Killed; the next one has other settings.
+    # The agent is killed; the next one has other settings.
     knobs = node.knobs({"io": {"costQos": SETTINGS["io"]["costQos"]}})
     outcomes, _ = knobs.run_cycle(node.snapshot, LATER)
     assert [(o.decision.knob.value, o.status, o.decision.reason.rule) for o in outcomes] == [
@@ -162,7 +162,9 @@ def test_unreadable_disks_keep_their_settings(node: Node) -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_is_said_and_goes_on_being_said(node: Node, config: dict[str, Any], error: str) -> None:
+def test_settings_that_cannot_be_applied_are_reported_in_every_cycle(
+    node: Node, config: dict[str, Any], error: str
+) -> None:
     knobs = node.knobs(config)
     for now_ns in (0, 1):
         outcomes, (source,) = knobs.run_cycle(node.snapshot, now_ns)
@@ -207,7 +209,7 @@ def test_levels_have_groups_with_the_threads_of_their_containers(node: Node) -> 
         ("L3:0=f\n", {"shared_cores": {"catStartPercent": 80}}, "no cache way"),
     ],
 )
-def test_without_resctrl_that_is_said_where_it_is_configured(
+def test_missing_resctrl_is_reported_if_configured(
     node: Node, schemata: str | None, levels: dict[str, Any], error: str
 ) -> None:
     if schemata is not None:
@@ -240,7 +242,7 @@ def test_modules_of_node_knobs_are_loaded_only_if_configured() -> None:
 
 
 def process(node: Node, cgroup: str, pid: int, score: int) -> Path:
-    """A process of that cgroup in the temporary /proc; its oom_score_adj."""
+    """Add a process of that cgroup to the temporary /proc; return its oom_score_adj file."""
     directory, group = node.sys.parent / f"proc/{pid}", node.sys / f"fs/cgroup{cgroup}"
     directory.mkdir(parents=True)
     group.mkdir(parents=True, exist_ok=True)
@@ -248,18 +250,18 @@ def process(node: Node, cgroup: str, pid: int, score: int) -> Path:
         file.write(f"{pid}\n")
     (directory / "stat").write_text(f"{pid} (a) b) S 1 {' '.join('0' * 17)} {pid * 10} 0\n")
     (directory / "oom_score_adj").write_text(f"{score}\n")
-    node.snapshot = peopled(node, node.snapshot)
+    node.snapshot = with_inodes(node, node.snapshot)
     return directory / "oom_score_adj"
 
 
-def peopled(node: Node, snapshot_of: Snapshot) -> Snapshot:
-    """With the identity that those cgroups have in the temporary tree."""
+def with_inodes(node: Node, original: Snapshot) -> Snapshot:
+    """Return the snapshot with the inodes of the temporary tree."""
     cgroups = {
         path: msgspec.structs.replace(sample, id=(node.sys / f"fs/cgroup{path}").stat().st_ino, threads=1)
-        for path, sample in snapshot_of.cgroups.items()
+        for path, sample in original.cgroups.items()
         if (node.sys / f"fs/cgroup{path}").exists()
     }
-    return msgspec.structs.replace(snapshot_of, cgroups={**snapshot_of.cgroups, **cgroups})
+    return msgspec.structs.replace(original, cgroups={**original.cgroups, **cgroups})
 
 
 def test_oom_scores_are_restored_when_a_pod_or_the_setting_is_removed(node: Node) -> None:
@@ -278,7 +280,7 @@ def test_oom_scores_are_restored_when_a_pod_or_the_setting_is_removed(node: Node
     ]
     assert (web.read_text(), batch.read_text(), sources) == ("-150", "940", ())
     blind = msgspec.structs.replace(snapshot, cgroups={})
-    assert knobs.run_cycle(blind, LATER) == ((), ()), "an unreadable tree is no reason to put anything back"
+    assert knobs.run_cycle(blind, LATER) == ((), ()), "an unreadable tree is no reason to restore anything"
     assert batch.read_text() == "940"
     (retained, back), _ = knobs.run_cycle(msgspec.structs.replace(snapshot, pods=pods[:1]), 2 * LATER)
     assert (retained.status, back.decision.cgroup, back.after, batch.read_text()) == (

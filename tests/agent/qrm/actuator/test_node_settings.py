@@ -1,4 +1,4 @@
-"""Disks, cards and caches: requests by QoS level, settings of whole disks and their originals, and resctrl texts."""
+"""Disks, network cards and caches: requests by QoS level, settings of whole disks and their originals, resctrl schemata."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_no_card_is_overallocated_and_a_second_cycle_changes_nothing(
         (0xF, 0, 1, 0x1),
     ],
 )
-def test_masks_are_koordinator_s(full_mask: int, start: float, end: float, expected: int) -> None:
+def test_l3_masks_are_those_of_koordinator(full_mask: int, start: float, end: float, expected: int) -> None:
     assert l3_mask(full_mask, ResctrlLevel(cat_start_percent=start, cat_end_percent=end)) == expected
 
 
@@ -236,7 +236,7 @@ def resctrl_root(root: Path, *names: str) -> FakeResctrl:
     return FakeResctrl(root)
 
 
-def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path) -> None:
+def test_groups_get_schemata_and_threads_and_are_removed(tmp_path: Path) -> None:
     groups = resctrl_root(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "external")
     desired = build_resctrl_groups(groups.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
     (dry,) = groups.apply(desired, {"dioptase-reclaimed_cores": [77]}, dry=True)
@@ -324,7 +324,7 @@ def test_one_device_s_line_is_changed_and_restored(sysfs: Path) -> None:
     )
 
 
-def test_an_external_value_is_left_as_it_is(sysfs: Path) -> None:
+def test_an_externally_modified_value_stays(sysfs: Path) -> None:
     files = node_files(sysfs)
     files.apply([setting(WBT, "2000")])
     (sysfs / WBT).write_text("5000\n")
@@ -348,7 +348,7 @@ def test_another_boot_a_lost_disk_and_a_damaged_journal(sysfs: Path) -> None:
         node_files(sysfs)
 
 
-def test_killed_at_any_step_the_original_comes_back(sysfs: Path) -> None:
+def test_a_kill_at_any_step_loses_no_original(sysfs: Path) -> None:
     """SIGKILL before each system call that leaves something behind, on both of two changes."""
 
     def work() -> None:

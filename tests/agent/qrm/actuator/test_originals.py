@@ -66,19 +66,19 @@ sys.stdin.read()
 
 
 @given(st.lists(ORIGINALS, max_size=5))
-def test_what_is_written_is_read(entries: list[OriginalValue]) -> None:
+def test_encoded_originals_decode_to_themselves(entries: list[OriginalValue]) -> None:
     assert decode_journal(encode_journal(BOOT, entries)) == (BOOT, tuple(entries))
 
 
 @given(st.integers(0, len(FILE) - 1))
 @example(0)
 @example(len(FILE) - 1)
-def test_any_truncation_is_noticed(length: int) -> None:
+def test_every_truncation_is_detected(length: int) -> None:
     with pytest.raises(StateFileDamaged):
         decode_journal(FILE[:length])
 
 
-def test_every_single_flipped_bit_is_noticed() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     for position in range(len(FILE) * 8):
         flipped = bytearray(FILE)
         flipped[position // 8] ^= 1 << position % 8
@@ -91,7 +91,7 @@ def test_every_single_flipped_bit_is_noticed() -> None:
 @example(b'{"version":1,"x":' + b"[" * 5000)
 @example(FILE + b"\n")
 @example(b" " + FILE)
-def test_anything_else_is_noticed(data: bytes) -> None:
+def test_other_bytes_are_detected(data: bytes) -> None:
     with pytest.raises(StateFileDamaged):
         decode_journal(data)
 
@@ -153,7 +153,7 @@ def test_an_impossible_entry_is_damage_despite_a_valid_checksum(tmp_path: Path, 
     originals.close()
 
 
-def test_a_pipe_in_the_place_of_the_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FILE_NAME)
     with pytest.raises(Unavailable, match=r"cannot be read from .*: not a regular file"):
         open_originals(tmp_path, BOOT)
@@ -209,14 +209,14 @@ def test_closing_releases_the_lock(tmp_path: Path) -> None:
     open_originals(tmp_path, BOOT).close()
 
 
-def test_a_state_directory_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
+def test_a_state_directory_that_cannot_be_created_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match=r"state directory .*/file/state cannot be used") as caught:
         open_originals(tmp_path / "file/state", BOOT)
     assert "--state-dir" in caught.value.remedy
 
 
-def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     originals = open_originals(tmp_path / "state", BOOT)
     originals.record(SHARES)
     assert originals.path.stat().st_mode & 0o777 == 0o600
@@ -225,7 +225,7 @@ def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o770, 0o702])
-def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path, mode: int) -> None:
+def test_a_directory_writable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     state = tmp_path / "state"
     state.mkdir()
     state.chmod(mode)
@@ -237,7 +237,7 @@ def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path, mode: 
     open_originals(state, BOOT).close()
 
 
-def test_a_directory_of_another_user_is_not_trusted(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
     state = tmp_path / "state"
@@ -249,7 +249,7 @@ def test_a_directory_of_another_user_is_not_trusted(tmp_path: Path) -> None:
     assert list(state.iterdir()) == []
 
 
-def test_directories_above_are_made_for_the_owner_only_whatever_the_umask(tmp_path: Path) -> None:
+def test_parent_directories_are_created_for_the_owner_only_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         open_originals(tmp_path / "a/b", BOOT).close()
@@ -272,7 +272,7 @@ def test_no_link_is_followed_to_write_the_holder(tmp_path: Path) -> None:
     open_originals(state, BOOT).close()
 
 
-def test_a_directory_lost_meanwhile_records_nothing(tmp_path: Path) -> None:
+def test_a_removed_directory_records_nothing(tmp_path: Path) -> None:
     originals = OriginalsJournal(tmp_path / "state" / FILE_NAME, BOOT)
     with pytest.raises(Unavailable, match="No such file or directory"):
         originals.record(SHARES)

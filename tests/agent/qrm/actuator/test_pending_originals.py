@@ -85,7 +85,7 @@ def test_an_unlisted_cgroup_keeps_its_values_until_a_decision(stage: Stage) -> N
     assert stage.pending.unlisted((), 2.0) == {BATCH}
     assert stage.actuator.release([], {BATCH}) == ()
     assert stage.held("cpuset.cpus") == "3"
-    assert stage.pending.unlisted({BATCH}, 3.0) == frozenset(), "a round has decided"
+    assert stage.pending.unlisted({BATCH}, 3.0) == frozenset(), "a cycle has decided"
     assert stage.pending.unlisted((), 4.0) == frozenset()
     (outcome,) = stage.actuator.release([], ())
     assert (outcome.status, stage.held("cpuset.cpus")) == (OutcomeStatus.APPLIED, "0-3")
@@ -129,11 +129,11 @@ def test_an_adopted_outcome_is_reported_once_with_the_kernel_s_value(
     assert outcome.decision.cgroup_id == again[0].decision.cgroup_id
     stage.pending.add(BATCH, {Knob.CPUSET: "0-3"}, 2.0, outcomes={Knob.CPUSET: outcome_before})
     stage.actuator.apply([])
-    assert stage.pending.outcomes() == (), "that is known already"
+    assert stage.pending.outcomes() == (), "an outcome is reported once"
 
 
 @pytest.mark.parametrize("existing", [False, True])
-def test_values_that_the_runtime_has_not_written_yet_are_not_journalled(stage: Stage, existing: bool) -> None:
+def test_values_are_not_journalled_before_the_runtime_has_written(stage: Stage, existing: bool) -> None:
     """A new cgroup has the kernel's values first: they are not the owner's, and the runtime's write is not external."""
     given = {Knob.QUOTA: ("max 100000", "20000 100000"), Knob.WEIGHT: ("20", "1")}
     decisions = [stage.tree.decision(BATCH, knob, after, cgroup_id=0) for knob, (_, after) in given.items()]

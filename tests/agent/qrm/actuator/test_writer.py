@@ -1,4 +1,4 @@
-"""Files of knobs in declared trees of both versions: the right file, the right cgroup, the right failure."""
+"""Knob files of both cgroup versions: the right file, the right cgroup, the right failure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def _descriptors() -> int:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("knob", "value"), WRITTEN)
-def test_a_value_lands_in_the_files_of_that_version(open_tree: OpenTree, mode: str, knob: Knob, value: str) -> None:
+def test_a_value_is_written_to_the_files_of_each_version(
+    open_tree: OpenTree, mode: str, knob: Knob, value: str
+) -> None:
     tree, cgroup_id, files = open_tree(mode)
     expected = WRITTEN[knob, value][mode == "v2"]
     assert files.available(knob, "/batch") is (expected is not None or knob is Knob.SWAP_MAX)
@@ -192,11 +194,11 @@ def test_paths_that_are_no_cgroups_are_refused(tmp_path: Path, path: str) -> Non
     files.close()
 
 
-def test_descriptors_are_bounded_and_given_back(tmp_path: Path) -> None:
+def test_descriptors_are_limited_and_closed(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "v2")
     ids = {f"/g{number}": tree.make(f"/g{number}") for number in range(MAX_OPEN_DIRECTORIES + 20)}
     files = KnobWriter(tree.hierarchy)
-    gc.collect()  # what others left open is not closed in the middle
+    gc.collect()  # so that descriptors of other tests are closed before, not in between
     before = _descriptors()
     for path, cgroup_id in ids.items():
         assert files.read(path, cgroup_id, Knob.WEIGHT) == "100"
@@ -231,7 +233,7 @@ def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(open_tree: OpenTr
         ("blkio.weight", "500\n", "100", "500"),
     ],
 )
-def test_the_weight_of_whichever_scheduler_there_is(
+def test_the_weight_is_that_of_the_disk_scheduler(
     open_tree: OpenTree, file: str, text: str, weight: str, written: str
 ) -> None:
     tree, cgroup_id, files = open_tree("v1")

@@ -288,7 +288,7 @@ def test_pool_cpus_that_vanish_are_replaced_and_those_that_come_back_are_used() 
     assert pools(back) == {"share": "0,2,6", "fallback": "0,2,6", "reclaim": "1,3-5,7"}
 
 
-def test_a_shared_binding_is_kept_in_the_state() -> None:
+def test_a_shared_binding_is_in_the_state() -> None:
     pods = (bound("a", 2.0), bound("b", 1.0))
     first, state = run((), pods, TWO)
     assert {pool: held for pool, held in pools(first).items() if "NUMA" in pool} == {
@@ -366,7 +366,7 @@ def test_excess_requests_are_rejected_for_the_newest_pods() -> None:
     assert placement.cpus["/a"]
 
 
-def test_cpus_of_an_unlisted_pod_are_kept_until_it_expires() -> None:
+def test_cpus_of_an_unlisted_pod_are_retained_until_it_expires() -> None:
     db, web = dedicated("db", 2.0), pod("web", cores=2.0)
     _, state = run((), (db, web), EIGHT)
     without, state = run((), (web, dedicated("other", 2.0)), EIGHT, state, at_s=10.0)

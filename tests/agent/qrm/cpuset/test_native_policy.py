@@ -1,4 +1,4 @@
-"""The kubelet's static policy: which containers have exclusive CPUs, which CPUs, and what the others share."""
+"""The kubelet's static policy: containers with exclusive CPUs, the selected CPUs, and the shared rest."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def test_packed_distributed_and_whole_cores(fields: dict[str, object], cores: fl
         ({"reserved": 1, "full_physical_cores": True}, 16.0, "requests 16 exclusive CPUs, 14 are left"),
     ],
 )
-def test_what_does_not_fit_is_rejected_and_shares(fields: dict[str, object], cores: float, reason: str) -> None:
+def test_a_request_without_room_is_rejected_and_the_container_shares(
+    fields: dict[str, object], cores: float, reason: str
+) -> None:
     placement, _ = run((), (guaranteed("a", cores),), NODE, config=native(**fields))
     assert placement.rejected["default/a"].text == f"default/a: c {reason}."
     assert cpus(placement)["/a"] == "0-15"
@@ -94,7 +96,7 @@ def test_reserved_cpus_are_shared_and_never_exclusive() -> None:
     assert cpus(placement)["/b"] == "0-1,4-5"
 
 
-def test_exclusive_cpus_are_kept_also_while_a_container_restarts() -> None:
+def test_exclusive_cpus_are_retained_while_a_container_restarts() -> None:
     config = native()
     a, b = guaranteed("b", 2.0), guaranteed("a", 2.0)
     _, state = run((), (a,), NODE, config=config)

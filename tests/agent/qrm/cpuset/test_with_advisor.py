@@ -1,4 +1,4 @@
-"""What the advisor asks for is what pools get: its own sizes, made from pods that were placed before."""
+"""Pools get the sizes that the advisor computes from pods allocated before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CORES = st.sampled_from([0.5, 1.0, 2.0, 3.0])
 
 @st.composite
 def pods_that_fit(draw: st.DrawFn) -> tuple[Pod, ...]:
-    """Few enough that each can have what it asks for on a node of 48 CPUs."""
+    """Draw so few pods that each gets its request on a node of 48 CPUs."""
     pods = [pod(f"s{n}", cores=draw(CORES)) for n in range(draw(st.integers(0, 3)))]
     pods += [bound(f"n{n}", draw(CORES)) for n in range(draw(st.integers(0, 2)))]
     pods += [dedicated(f"d{n}", float(draw(st.integers(1, 4)))) for n in range(draw(st.integers(0, 1)))]

@@ -1,4 +1,4 @@
-"""A kubelet whose managers are static: no list of CPUs or NUMA nodes is decided, and quotas hold what cpusets would have."""
+"""With static managers of the kubelet no cpuset is decided, and quotas limit reclaimed pods instead."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_with_a_static_manager_only_priority_and_quota_are_decided() -> None:
     assert decided_values["/batch", Knob.IDLE] == "1"
     width = len(set(range(8))) - _width(pools["/web", Knob.CPUSET])
     quota, period = map(int, decided_values["/batch", Knob.QUOTA].split())
-    assert quota / period == width, "as much as the pool that would have been theirs"
+    assert quota / period == width, "as many cores as the reclaim pool would have"
 
 
 def test_an_unreachable_kubelet_may_have_a_static_policy() -> None:
@@ -60,7 +60,7 @@ def test_with_a_static_memory_manager_no_numa_nodes_are_decided() -> None:
 
 
 def reclaimable_cores(kubelet: KubeletManagers | None, *, db_uses_s: float = 40) -> float:
-    """With a pod of four CPUs of its own that uses all of them, one that uses one, and twelve in all."""
+    """Return the reclaimable cores of 12, with one pod on four exclusive CPUs and one that uses one core."""
     db = msgspec.structs.replace(shared("db", cpu_request=4), uid="uid-db")
     state = PolicyState()
     for second in (0, 10):
@@ -79,7 +79,7 @@ def test_exclusive_cpus_are_never_reclaimed_and_do_not_count_as_demand(
     none = KubeletManagers(cpu="static", memory="none")
     alone = KubeletManagers(cpu="static", memory="none", exclusive={"uid-db": {"db": (8, 9, 10, 11)}})
     without = reclaimable_cores(alone, db_uses_s=db_uses_s)
-    assert without == 4, "of CPUs 0 to 7 four are the share pool's at least"
+    assert without == 4, "of CPUs 0 to 7 the share pool keeps at least four"
     assert (reclaimable_cores(none, db_uses_s=0), reclaimable_cores(none, db_uses_s=40)) == (8, 5)
 
 
@@ -97,7 +97,7 @@ def _width(cpus: str) -> int:
 
 
 def story(*, fresh_pods: bool, later_use_s: float) -> tuple[PolicyResult, PolicyResult]:
-    """Two rounds, the second one with less need of online pods, and with or without a list of pods that is up to date."""
+    """Return the results of two cycles; in the second, online pods need less, and the pod list is fresh or stale."""
     first = snapshot(10, PODS, machine=16, usage_s={"web": 10, "batch": 1})
     before, remembered = evaluate_policy(first, CANONICAL, PolicyState(), first.taken_at_ns)
     middle = snapshot(20, PODS, machine=16, usage_s={"web": 10 + 80, "batch": 2})

@@ -1,4 +1,4 @@
-"""Advice into decisions: which knobs of which cgroups, and never one more."""
+"""CPU advice becomes decisions on the right knobs of the right cgroups, and on no others."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_each_cgroup_gets_the_lowest_priority_that_the_kernel_offers() -> None:
         ("/batch", "cpu.max", "max 100000"),
         ("/old", "cpu.weight", "1"),
         ("/old", "cpu.max", "max 100000"),
-        # Nothing can hold this one back: decided all the same, so that the refusals say so.
+        # No knob can limit this cgroup: it gets decisions, so that the refusals report it.
         ("/bare", "cpu.weight", "1"),
         ("/bare", "cpu.max", "max 100000"),
     }
@@ -127,7 +127,7 @@ def test_a_container_that_may_not_use_the_whole_node_gets_a_cpuset(
 
 
 def test_a_cpuset_is_explained_by_the_region_and_the_pool() -> None:
-    """Not by what the advice says of the whole node."""
+    """The reason of the whole node is not used."""
     region = Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,), containers=("/web",))
     why = Reason(rule="provision_canonical", text="share: it gets 1.", inputs={"cpus": 1})
     region_advice = RegionAdvice(
@@ -164,7 +164,7 @@ def test_reclaimable_cpu_is_shared_by_request_up_to_each_limit() -> None:
 def test_the_weight_is_the_reclaimed_request_or_else_the_cpu_request(
     reclaimed_cores: float | None, request_cores: float | None, quota: str
 ) -> None:
-    """Two CPUs between this pod and one that claims a core."""
+    """Two CPUs are shared by this pod and one with the default weight of one core."""
     first = reclaimed("a")
     container = msgspec.structs.replace(
         first.containers[0], reclaimed_cpu_cores=reclaimed_cores, cpu_request_cores=request_cores
@@ -182,7 +182,7 @@ def test_the_weight_is_the_reclaimed_request_or_else_the_cpu_request(
         ({1: 3.0}, {"/a": (2, 3), "/b": (0, 1)}, {"/a": "300000 100000"}),
         # on both: its part of this node's quota, and its CPUs of the other
         ({1: 0.5}, {"/a": (1, 2, 3), "/b": (2, 3)}, {"/a": "133333 100000", "/b": "16667 100000"}),
-        # a claim of 2 lies on the nodes as 1 to 3: 1 x 0.5 / 1.5, and all of 3
+        # a weight of 2 is split over the nodes as 1 to 3: 1 x 0.5 / 1.5, and all of 3
         ({0: 1.0, 1: 3.0}, {"/a": (0, 1, 2, 3), "/b": (0,)}, {"/a": "333333 100000", "/b": "66667 100000"}),
         ({1: 0.0}, {"/a": (2, 3), "/b": (0, 1)}, {"/a": "0 1000000"}),
         ({}, {"/a": (2, 3), "/b": (0, 1)}, {}),
@@ -205,7 +205,7 @@ def test_a_container_limit_holds_without_a_node_limit() -> None:
     assert values(advice(2.0), [reclaimed("c", cpu_limit=0.5)])[("/c", "cpu.max")] == "50000 100000"
 
 
-def test_a_cgroup_that_is_not_there_gets_no_decision() -> None:
+def test_a_missing_cgroup_gets_no_decision() -> None:
     observed = snapshot(0, [WEB, BATCH])
     cgroups = {path: sample for path, sample in observed.cgroups.items() if path != "/batch"}
     without_batch = msgspec.structs.replace(observed, cgroups=cgroups)

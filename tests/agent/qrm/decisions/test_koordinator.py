@@ -209,7 +209,7 @@ QUOTAS = {"web": 200_000, "db": 400_000, "batch": 50_000, "api": 100_000}
         ((dedicated("free"),), {"dedicated": True}, {}),
     ],
 )
-def test_katalyst_s_burst(pods: tuple[Pod, ...], config: dict[str, object], expected: dict[str, str]) -> None:
+def test_static_burst_of_katalyst(pods: tuple[Pod, ...], config: dict[str, object], expected: dict[str, str]) -> None:
     requests = static_burst(with_quota(QUOTAS, *pods), msgspec.convert(config, BurstConfig))
     assert values(requests) == {(path, "cpu.max.burst"): value for path, value in expected.items()}
 
@@ -229,7 +229,7 @@ def run_burst(
     return result
 
 
-def test_a_throttled_quota_goes_up_to_three_times_its_base_while_the_node_is_idle() -> None:
+def test_a_throttled_quota_grows_to_three_times_its_base_while_the_node_is_idle() -> None:
     result = run_burst([(0.2, 2.0, 5)] * 9)
     assert [quota for quota, _ in result] == [
         240_000, 288_000, 345_600, 414_720, 497_664, 597_197, 600_000, 600_000, 600_000,
@@ -237,7 +237,7 @@ def test_a_throttled_quota_goes_up_to_three_times_its_base_while_the_node_is_idl
     assert {state for _, state in result} == {"idle"}
 
 
-def test_an_overloaded_node_takes_it_down_and_a_cooling_one_holds() -> None:
+def test_overload_lowers_the_quota_and_cooling_holds_it() -> None:
     up = [(0.2, 2.0, 5)] * 3
     averaged = run_burst([*up, *[(0.9, 2.0, 5)] * 4])
     # Of 0.2 0.2 0.2 0.9 the mean is 0.38, with another 0.9 it is 0.48, then 0.55 and 0.62 of the last five.
@@ -251,7 +251,7 @@ def test_an_overloaded_node_takes_it_down_and_a_cooling_one_holds() -> None:
     ]
 
 
-def test_tokens_that_are_spent_take_it_down_and_rest_brings_them_back() -> None:
+def test_spent_tokens_lower_the_quota_and_idle_time_refills_them() -> None:
     # 300 % for 2 s are 400 percent-seconds; at 3 times the limit 200 a second are spent.
     config = KoordinatorBurstConfig(quota_burst_period_s=2)
     result = run_burst([(0.2, 6.0, 5)] * 4 + [(0.2, 0.0, 0)] * 2 + [(0.2, 2.0, 5)], config)
@@ -261,7 +261,7 @@ def test_tokens_that_are_spent_take_it_down_and_rest_brings_them_back() -> None:
     assert min(quotas) >= 200_000
 
 
-def test_nothing_grows_on_an_unknown_load() -> None:
+def test_no_quota_grows_while_the_load_is_unknown() -> None:
     memory = CpuBurstState(quotas_us={"/web": 300_000})
     observed = snapshot(0, [WEB], machine=4)
     advice, memory = koordinator_burst(observed, None, KoordinatorBurstConfig(), memory)
@@ -271,7 +271,7 @@ def test_nothing_grows_on_an_unknown_load() -> None:
 # --- memory
 
 
-def test_memory_qos_is_counted_from_requests_and_limits() -> None:
+def test_memory_qos_follows_from_requests_and_limits() -> None:
     pods = [
         shared("web", memory_request=GIB, memory_limit=3 * GIB),
         shared("free", memory_request=GIB),
