@@ -18,7 +18,6 @@ from agent.qrm.actuator.pending_originals import PendingOriginals
 from agent.qrm.actuator.plan import (
     CycleState,
     WritePlan,
-    failure_outcome,
     grows_memory,
     limits_of,
     lowered_quota,
@@ -30,7 +29,7 @@ from agent.qrm.actuator.plan import (
     writing_order,
 )
 from agent.qrm.actuator.recheck_cache import AvailableKnobs, RecheckCache
-from agent.qrm.actuator.restore import WEIGHT_PINNED, key_of, still_needed
+from agent.qrm.actuator.restore import WEIGHT_PINNED, failure_outcome, key_of, still_needed
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue
 from agent.qrm.knobs.knob_files import LIST_KNOBS, MEMSW_LIMIT_FILE, canonical, clamp_value
 from agent.qrm.knobs.notation import MAX, UNLIMITED

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import SimpleQueue
 
-from agent.qrm.actuator.plan import USAGE_FILES, failure_outcome
+from agent.qrm.actuator.plan import USAGE_FILES
+from agent.qrm.actuator.restore import failure_outcome
 from agent.qrm.actuator.writer import KernelRefused, KnobWriter
 from agent.qrm.knobs.notation import MAX_NUMA_NODES, parse_number
 from agent.sensors.cgroup.hierarchy import Hierarchy

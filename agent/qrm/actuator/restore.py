@@ -38,6 +38,26 @@ def key_of(entry: OriginalValue) -> KnobKey:
     return entry.cgroup, entry.knob
 
 
+def failure_outcome(
+    decision: Decision,
+    error: Unavailable | Vanished,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    clamped_from: str | None = None,
+) -> Outcome:
+    """Return the outcome of a decision that failed with this error."""
+    vanished = isinstance(error, Vanished)
+    return Outcome(
+        decision=decision,
+        status=OutcomeStatus.VANISHED if vanished else OutcomeStatus.REFUSED,
+        before=before,
+        after=after,
+        error=f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else str(error),
+        clamped_from=clamped_from,
+    )
+
+
 def still_needed(
     entries: Sequence[OriginalValue], decided: Collection[KnobKey], unseen: Collection[str], version: str
 ) -> frozenset[KnobKey]:
@@ -94,12 +114,29 @@ def _restore_group(
 
 
 def _restore_entry(entry: OriginalValue, files: KnobWriter, still_idle: Collection[str]) -> Outcome:
+    value = _display_value(entry, files, entry.raw)
+    decision = Decision(
+        cgroup=entry.cgroup, cgroup_id=entry.cgroup_id, pod="", knob=entry.knob, value=value, reason=RESTORE_REASON
+    )
     if entry.knob is Knob.WEIGHT and entry.cgroup not in still_idle and is_idle(entry, files):
         # Another program set cpu.idle, which discarded the old weight: leaving it gives the default.
-        return _restore_outcome(
-            entry, files, OutcomeStatus.UNCHANGED, error=f"{WEIGHT_PINNED}; there is nothing to restore"
-        )
-    return _restore_value(entry, files)
+        error_text = f"{WEIGHT_PINNED}; there is nothing to restore"
+        return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, error=error_text)
+    before = None
+    try:
+        present = _read_current(entry, files)
+        before = _display_value(entry, files, present)
+        if present.texts == entry.raw.texts:
+            return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, before=before, after=before)
+        substituted = _write_original(entry, files)
+        written = _read_current(entry, files)
+    except (Unavailable, Vanished) as error:
+        return failure_outcome(decision, error, before=before)
+    after = _display_value(entry, files, written)
+    if written.texts != entry.raw.texts and not substituted:
+        error_text = "the kernel shows another value than the original: look for another program that writes it"
+        return Outcome(decision=decision, status=OutcomeStatus.MISMATCH, before=before, after=after, error=error_text)
+    return Outcome(decision=decision, status=OutcomeStatus.APPLIED, before=before, after=after)
 
 
 def is_idle(entry: OriginalValue, files: KnobWriter) -> bool:
@@ -123,48 +160,6 @@ def _write_original(entry: OriginalValue, files: KnobWriter) -> bool:
         files.write(entry.cgroup, entry.cgroup_id, entry.knob, format_cpu_list(allowed))
         return True
     return False
-
-
-def _restore_value(entry: OriginalValue, files: KnobWriter) -> Outcome:
-    before = after = None
-    try:
-        present = _read_current(entry, files)
-        before = _display_value(entry, files, present)
-        if present.texts == entry.raw.texts:
-            return _restore_outcome(entry, files, OutcomeStatus.UNCHANGED, before=before, after=before)
-        substituted = _write_original(entry, files)
-        written = _read_current(entry, files)
-        after = _display_value(entry, files, written)
-    except Vanished as error:
-        return _restore_outcome(entry, files, OutcomeStatus.VANISHED, before=before, error=str(error))
-    except Unavailable as error:
-        return _restore_outcome(
-            entry, files, OutcomeStatus.REFUSED, before=before, error=f"{error.reason}: {error.remedy}"
-        )
-    if written.texts != entry.raw.texts and not substituted:
-        error_text = "the kernel shows another value than the original: look for another program that writes it"
-        return _restore_outcome(entry, files, OutcomeStatus.MISMATCH, before=before, after=after, error=error_text)
-    return _restore_outcome(entry, files, OutcomeStatus.APPLIED, before=before, after=after)
-
-
-def _restore_outcome(
-    entry: OriginalValue,
-    files: KnobWriter,
-    status: OutcomeStatus,
-    *,
-    before: str | None = None,
-    after: str | None = None,
-    error: str = "",
-) -> Outcome:
-    decision = Decision(
-        cgroup=entry.cgroup,
-        cgroup_id=entry.cgroup_id,
-        pod="",
-        knob=entry.knob,
-        value=_display_value(entry, files, entry.raw),
-        reason=RESTORE_REASON,
-    )
-    return Outcome(decision=decision, status=status, before=before, after=after, error=error)
 
 
 def _read_current(entry: OriginalValue, files: KnobWriter) -> RawValue:

@@ -457,11 +457,10 @@ def clamp_value(knob: Knob, value: str, limits: KnobLimits) -> str:
 
 def smaller_size(value: str, limit: str) -> str:
     """Return the smaller of two canonical sizes."""
-    return min(value, limit, key=size_bytes)
+    return min(value, limit, key=_size_bytes)
 
 
-def size_bytes(value: str) -> float:
-    """Return a canonical size in bytes; infinite for `max`."""
+def _size_bytes(value: str) -> float:
     return inf if value == MAX else int(value)
 
 
@@ -521,7 +520,7 @@ def _clamp_stepped(value: str, limits: KnobLimits) -> str:
 
 
 def _clamp_protection(value: str, limits: KnobLimits) -> str:
-    return value if limits.own is None else max(value, limits.own, key=size_bytes)
+    return value if limits.own is None else max(value, limits.own, key=_size_bytes)
 
 
 def _clamp_io_max(value: str, limits: KnobLimits) -> str:
