@@ -38,8 +38,8 @@ _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 class OneShotWorker:
     """Queue and thread of the operations; at most one operation per cgroup is in progress."""
 
-    def __init__(self, hierarchy: Hierarchy, limit_s: float = TIME_LIMIT_S) -> None:
-        self._hierarchy, self._limit_s = hierarchy, limit_s
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
         self._requests: SimpleQueue[Decision] = SimpleQueue()
         self._done: SimpleQueue[Outcome] = SimpleQueue()
         self._busy: set[str] = set()
@@ -71,7 +71,7 @@ class OneShotWorker:
             decision = self._requests.get()
             try:
                 files = files or KnobWriter(self._hierarchy)
-                outcome = run_one_shot(decision, files, self._limit_s)
+                outcome = run_one_shot(decision, files)
             except Exception as error:  # noqa: BLE001 - without an outcome the cgroup would be busy for ever
                 outcome = _unexpected_failure(decision, error)
             self._done.put(outcome)
@@ -190,8 +190,8 @@ def _bytes_on_source(decision: Decision, files: KnobWriter) -> int:
     return sum(parse_number(value) for node, _, value in pairs if node in source) * unit
 
 
-def _has_swap(path: Path = Path("/proc/swaps")) -> bool:
-    return len(path.read_text().splitlines()) > 1
+def _has_swap() -> bool:
+    return len(Path("/proc/swaps").read_text().splitlines()) > 1
 
 
 _OPERATIONS: dict[Knob, tuple[Callable[[Decision, KnobWriter, float], str], Callable[[Decision, KnobWriter], int]]] = {

@@ -74,7 +74,7 @@ def still_needed(
 
 
 def restore_originals(
-    entries: Sequence[OriginalValue], files: KnobWriter, keep: Collection[KnobKey] = ()
+    entries: Sequence[OriginalValue], files: KnobWriter, keep: Collection[KnobKey]
 ) -> tuple[tuple[Outcome, ...], frozenset[KnobKey]]:
     """Restore all entries but those of `keep`; return the outcomes and the keys that are restored."""
     outcomes: list[Outcome] = []

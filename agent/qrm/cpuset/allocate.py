@@ -225,11 +225,7 @@ def allocate_cpusets(
     `restrict_to_allowed`)."""
     if state.policy_name not in ("", config.policy):
         state = CpusetState(numa_headroom=state.numa_headroom)
-    pods = pods_to_allocate(pods, state)
-    state = _expire_residual_pods(state, pods, config, now_ns)
-    layout = layout_of(topology)
-    static = reserve_cpus(layout, config, state.pool(RESERVE), state.exclusive_cpus())
-    ordered = sorted(pods, key=lambda pod: _binding_order(pod, state))
+    ordered, state, layout, static = _prepare(pods, topology, state, config, now_ns)
     if config.policy == "native":
         placement, state = allocate_native(ordered, layout, static, state, config, now_ns)
         return without_pending_containers(placement), state
@@ -259,11 +255,19 @@ def compute_numa_bindings(
     pods: Sequence[Pod], topology: Topology, state: CpusetState, config: CpuPlacementConfig, now_ns: int
 ) -> NumaBindings:
     """Return the NUMA bindings that `allocate_cpusets` would compute: what is left for one more pod."""
+    ordered, state, layout, static = _prepare(pods, topology, state, config, now_ns)
+    return bind_pods(ordered, layout, static.usable, state, config)
+
+
+def _prepare(
+    pods: Sequence[Pod], topology: Topology, state: CpusetState, config: CpuPlacementConfig, now_ns: int
+) -> tuple[list[Pod], CpusetState, CpuLayout, ReservedCpus]:
+    """Return the pods in the order of binding, the state without expired pods, the layout and the reserved CPUs."""
     pods = pods_to_allocate(pods, state)
     state = _expire_residual_pods(state, pods, config, now_ns)
     layout = layout_of(topology)
     static = reserve_cpus(layout, config, state.pool(RESERVE), state.exclusive_cpus())
-    return bind_pods(sorted(pods, key=lambda pod: _binding_order(pod, state)), layout, static.usable, state, config)
+    return sorted(pods, key=lambda pod: _binding_order(pod, state)), state, layout, static
 
 
 def _expire_residual_pods(
