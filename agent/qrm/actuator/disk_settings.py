@@ -29,17 +29,18 @@ SettingKey = tuple[str, str]
 
 
 class SysfsOriginal(Struct, frozen=True, kw_only=True):
-    """Original content of a file, or of its line of one device, and the value that the agent last wrote."""
+    """Original content of a file, or of its line for one device."""
 
     path: str
     device: str
     text: str
     """Empty if there was no line of that device."""
     left: str = ""
+    """Text that the file showed after the last write; empty while a write is under way."""
 
 
 class DiskSettings:
-    """Writer of these files, with the journal of their originals."""
+    """Writes settings of disks below /sys, with a journal of their originals."""
 
     def __init__(self, sys: Path, state_dir: Path, boot_id: str) -> None:
         """Raises Unavailable if the journal cannot be read."""

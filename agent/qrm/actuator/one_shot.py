@@ -36,7 +36,7 @@ _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 class OneShotWorker:
-    """Queue and thread of the operations; at most one operation per cgroup is in progress."""
+    """Queue and thread of one-shot operations; at most one operation per cgroup is in progress."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
@@ -57,7 +57,7 @@ class OneShotWorker:
         return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, error=IN_PROGRESS)
 
     def finished(self) -> tuple[Outcome, ...]:
-        """Return the outcomes since the last call."""
+        """Return the outcomes of operations that finished since the last call."""
         outcomes = []
         while not self._done.empty():
             outcomes.append(self._done.get())

@@ -139,11 +139,12 @@ class ProcessScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerScores(msgspec.Struct, frozen=True, kw_only=True):
-    """A container whose processes were written, or are about to be, with their original scores."""
+    """A container with processes whose score was written or is about to be, and their original scores."""
 
     cgroup: str
     cgroup_id: int
     score: int
+    """Score that the agent writes."""
     originals: tuple[ProcessScore, ...] = msgspec.field(default=(), name="had")
 
     def original(self, process: ProcessInfo) -> int | None:
@@ -164,7 +165,7 @@ class _Body(JournalBody[ContainerScores], frozen=True, kw_only=True):
 
 
 class OomScores:
-    """Writer of the scores, with the journal of their originals."""
+    """Writes `oom_score_adj` of the processes of containers, with a journal of the original scores."""
 
     def __init__(self, processes: ProcessTable, state_dir: Path, boot_id: str) -> None:
         """Raises Unavailable if the journal cannot be read."""

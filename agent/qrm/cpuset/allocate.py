@@ -75,7 +75,7 @@ class ContainerPools:
     @property
     def ramp_up_cpus(self) -> frozenset[int]:
         """CPUs of a container that ramps up: all that are neither reserved nor dedicated."""
-        return self.bindings.ledger.free or self.fallback
+        return self.bindings.allocations.free or self.fallback
 
 
 def allocate_containers(
@@ -111,7 +111,7 @@ def allocate_containers(
                 ramp_up=ramping,
                 request_quantity=_entry_request_cores(pod, container, before),
                 bound_numa=inputs.bindings.nodes.get(pod.uid, ()),
-                exclusive=pod.uid in inputs.bindings.ledger.owned,
+                exclusive=pod.uid in inputs.bindings.allocations.owned,
                 since_ns=since_ns,
             )
     placement = CpusetAllocation(
@@ -133,7 +133,7 @@ class _CpusetSelector:
         unbound = reclaim - layout.on(reclaimed) or reclaim
         self._reclaim = unbound - layout.on(inputs.limited) or unbound
         online = {numa for pod in pods if pod.qos.online for numa in nodes.get(pod.uid, ())}
-        owned = {numa for owned in inputs.bindings.ledger.owned.values() for numa in owned}
+        owned = {numa for owned in inputs.bindings.allocations.owned.values() for numa in owned}
         self._not_owned = frozenset(layout.numa) - owned
         self._unbound = self._not_owned - online
         self._mems: dict[tuple[frozenset[int], frozenset[int]], tuple[int, ...]] = {}
@@ -316,8 +316,8 @@ def _pools_by_pod(pods: Sequence[Pod], bindings: NumaBindings, sizes: Sequence[P
 
 def _reject_excess_requests(pods: Sequence[Pod], bindings: NumaBindings) -> None:
     """Reject shared pods, in order, whose requests exceed the CPUs that dedicated and bound pods leave."""
-    ledger = bindings.ledger
-    available = max(len(ledger.free) - sum(ledger.requested.values()), 0.0)
+    allocations = bindings.allocations
+    available = max(len(allocations.free) - sum(allocations.requested.values()), 0.0)
     accepted_cores = 0.0
     unbound_pods = [pod for pod in pods if pod.qos is QoSLevel.SHARED and pod.uid not in bindings.nodes]
     for pod in unbound_pods:
@@ -342,15 +342,15 @@ def _allocate_pools(
     bindings: NumaBindings,
     inputs: _PoolInputs,
 ) -> dict[str, frozenset[int]]:
-    ledger, config = bindings.ledger, inputs.config
-    layout = ledger.layout
+    allocations, config = bindings.allocations, inputs.config
+    layout = allocations.layout
     demand = _pool_demand(pods, owners, bindings, config)
     bound = frozenset(
         {numa for _pool, numa in demand if numa != NOT_NUMA_BOUND} | _numa_bound_by_sizes(sizes, layout)
     ) & frozenset(layout.numa)
     capacity = PoolCapacity(
-        bound={numa: len(layout.on([numa]) & ledger.free) for numa in sorted(bound)},
-        unbound=len(ledger.free - layout.on(bound)),
+        bound={numa: len(layout.on([numa]) & allocations.free) for numa in sorted(bound)},
+        unbound=len(allocations.free - layout.on(bound)),
     )
     reclaim_cpus = config.reclaim_reserve(len(layout.order), len(layout.numa))
     reserve = spread_over_numa(reclaim_cpus, tuple(layout.numa))
@@ -366,13 +366,13 @@ def _allocate_pools(
     sized_pools: tuple[SizedPool, ...] = fit_pool_sizes(completed, capacity)
     assignable = AssignableCpus(
         layout=layout,
-        free=ledger.free,
+        free=allocations.free,
         usable=inputs.static.usable,
         before={name: inputs.state.pool(name) for name in {RECLAIM, *(pool.pool for pool in sized_pools)}},
         bound=bound,
         dedicated=_dedicated_cpus(pods, bindings),
-        least=reclaim_cpus,
-        owned=layout.on(numa for nodes in ledger.owned.values() for numa in nodes) & inputs.static.usable,
+        shared_reclaim_cpus=reclaim_cpus,
+        owned=layout.on(numa for nodes in allocations.owned.values() for numa in nodes) & inputs.static.usable,
     )
     return assign_pools(sized_pools, completed, assignable)
 

@@ -84,9 +84,11 @@ class CpusetState(
     policy_name: str = ""
     """Empty before the first allocation: containers that exist then are not new."""
     machine_state: Mapping[int, NumaState] = {}
+    """By NUMA node."""
     numa_headroom: Mapping[int, float] = {}
     """Cores available to reclaimed pods by NUMA node; an input that comes from the advisor."""
     overlap: bool = False
+    """Whether online pools share CPUs with reclaim."""
     pod_entries: Mapping[str, Mapping[str, CpusetEntry]] = {}
     """Entries by pod uid and container name, or by pool name and POOL_ENTRY."""
     residual: Mapping[str, int] = {}

@@ -20,7 +20,7 @@ LARGE_NUMA_COUNT = 8
 
 @dataclass(frozen=True)
 class TopologyHint:
-    """A set of NUMA nodes that holds the request."""
+    """A set of NUMA nodes that can hold the request."""
 
     nodes: tuple[int, ...]
     preferred: bool
@@ -90,7 +90,8 @@ def topology_hints(
 def select_hint(
     hints: Collection[TopologyHint], available: Mapping[int, float], layout: CpuLayout, config: CpuPlacementConfig
 ) -> TopologyHint:
-    """Return the best hint: preferred, then fewest nodes, then most or least available cores."""
+    """Return the best hint: a preferred one, then one of fewest nodes, then the one with the most (`spreading`) or the
+    fewest available cores (`packing`)."""
     candidates, spreads = hints, config.numa_hint == "spreading"
     if config.numa_hint == "dynamic-packing":
         above_threshold = [
