@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +9,13 @@ import pytest
 
 from agent.qrm.actuator import one_shot
 from agent.qrm.actuator.one_shot import run_one_shot
-from agent.qrm.actuator.plan import SLACK_BYTES, STEP_BYTES, WritePlan, writing_order
+from agent.qrm.actuator.plan import SLACK_BYTES, STEP_BYTES, USAGE_FILES, WritePlan, writing_order
 from agent.qrm.actuator.writer import RawValue
 from agent.qrm.knobs.notation import PAGE_BYTES
 from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 from tests.agent.qrm.actuator.trees import Bench
+from tests.builders.waiting import until
 
 MIB = 1 << 20
 
@@ -30,7 +30,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 def uses(bench: Bench, used: int, cache: int, dirty: int = 0) -> None:
     v2 = bench.tree.hierarchy.mode == "v2"
     prefix, dirty_name = ("", "file_dirty") if v2 else ("total_", "total_dirty")
-    bench.tree.file("/batch", "memory.current" if v2 else "memory.usage_in_bytes").write_text(f"{used}\n")
+    bench.tree.file("/batch", USAGE_FILES[bench.files.version]).write_text(f"{used}\n")
     bench.tree.file("/batch", "memory.stat").write_text(
         f"{prefix}inactive_file {cache}\n{prefix}active_file 0\n{dirty_name} {dirty}\n"
     )
@@ -59,9 +59,8 @@ def test_memory_is_lowered_by_half_of_the_clean_page_cache(
     assert (SLACK_BYTES, STEP_BYTES) == (8 * MIB, 256 * MIB)
 
 
+@pytest.mark.parametrize("bench", ["v2"], indirect=True)  # version 1 has no memory.high
 def test_memory_high_is_lowered_in_steps(bench: Bench) -> None:
-    if bench.files.version == "v1":
-        pytest.skip("version 1 has no memory.high")
     uses(bench, 1000 * MIB, 0)
     limits_mib = []
     for used in (1000, 744, 488):
@@ -85,8 +84,7 @@ def test_only_exempt_cgroups_may_exceed_the_owner_s_quota(bench: Bench) -> None:
 
 
 def test_with_unknown_usage_no_limit_is_lowered(bench: Bench) -> None:
-    v2 = bench.tree.hierarchy.mode == "v2"
-    bench.tree.file("/batch", "memory.current" if v2 else "memory.usage_in_bytes").write_text("lots\n")
+    bench.tree.file("/batch", USAGE_FILES[bench.files.version]).write_text("lots\n")
     (outcome,) = bench.apply(("/batch", Knob.MEMORY_MAX, str(MIB)))
     assert (outcome.status, outcome.before) == (OutcomeStatus.REFUSED, "max")
     assert "its memory usage cannot be read" in outcome.error
@@ -152,9 +150,8 @@ def test_memory_is_reclaimed_in_chunks(bench: Bench, knob: Knob, value: str, wri
     assert bench.tree.file("/batch", name).read_text() == written[bench.files.version]
 
 
+@pytest.mark.parametrize("bench", ["v2"], indirect=True)  # version 1 drops everything in one system call
 def test_the_time_limit_ends_a_reclaim_partially(bench: Bench) -> None:
-    if bench.files.version == "v1":
-        pytest.skip("version 1 drops everything in one system call")
     outcome = run_one_shot(bench.tree.decision("/batch", Knob.MEMORY_RECLAIM, str(200 * MIB)), bench.files, limit_s=0)
     assert outcome.status is OutcomeStatus.APPLIED
     assert outcome.error == f"partial: {136 * MIB} of {200 * MIB} bytes were left at the time limit"
@@ -177,10 +174,7 @@ def test_an_unexpected_exception_is_reported_and_the_worker_continues(
     for value in ("4096", "8192"):
         outcome = worker.submit(bench.tree.decision("/batch", Knob.DROP_CACHE, value))
         assert outcome.error == one_shot.IN_PROGRESS
-        deadline_s = time.monotonic() + 10
-        while not (finished := worker.finished()) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        reported += finished
+        reported += until(worker.finished)
     assert [(outcome.decision.value, outcome.status) for outcome in reported] == [
         ("4096", OutcomeStatus.REFUSED), ("8192", OutcomeStatus.APPLIED),
     ]  # fmt: skip

@@ -8,7 +8,9 @@ import pytest
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.loader import parse_config
 from agent.qrm.decisions.compose import PolicyResult, compose_decisions
-from api.knobs import Knob
+from agent.qrm.decisions.knob_requests import KnobRequests
+from api.advice import KnobRequest
+from api.knobs import Knob, Reason
 from api.measurements import KubeletManagers
 from api.snapshot import ComponentHealth, Snapshot
 from tests.builders.pods import reclaimed, shared
@@ -21,13 +23,13 @@ PODS = (reclaimed("batch"), shared("web", cpu_request=2))
 KNOBS = dict.fromkeys(("/batch", "/web"), frozenset({Knob.CPUSET, Knob.MEMS, Knob.WEIGHT, Knob.IDLE, Knob.QUOTA}))
 
 
-def seen_with(kubelet: KubeletManagers | None) -> Snapshot:
+def observe(kubelet: KubeletManagers | None) -> Snapshot:
     observed = snapshot(10, PODS, machine=8, usage_s={"web": 10, "batch": 1})
     return msgspec.structs.replace(observed, node=msgspec.structs.replace(observed.node, kubelet=kubelet))
 
 
 def decided(kubelet: KubeletManagers | None) -> dict[tuple[str, Knob], str]:
-    observed = seen_with(kubelet)
+    observed = observe(kubelet)
     result, _ = evaluate_policy(observed, CANONICAL, PolicyState(), observed.taken_at_ns)
     return {(decision.cgroup, decision.knob): decision.value for decision in compose_decisions(result, observed, KNOBS)}
 
@@ -46,6 +48,20 @@ def test_with_a_static_manager_only_priority_and_quota_are_decided() -> None:
     width = len(set(range(8))) - _width(pools["/web", Knob.CPUSET])
     quota, period = map(int, decided_values["/batch", Knob.QUOTA].split())
     assert quota / period == width, "as many cores as the reclaim pool would have"
+
+
+def test_the_cpu_advice_has_precedence_over_other_requests_for_the_same_knob() -> None:
+    observed = observe(KubeletManagers(cpu="static", memory="none"))
+    result, _ = evaluate_policy(observed, CANONICAL, PolicyState(), observed.taken_at_ns)
+    reason = Reason(rule="r", text="t")
+    requests = tuple(
+        KnobRequest(cgroup="/batch", knob=knob, value="1000 100000", reason=reason)
+        for knob in (Knob.QUOTA, Knob.WEIGHT)
+    )
+    result = msgspec.structs.replace(result, knob_requests=KnobRequests(requests=requests))
+    rules = {decision.knob: decision.reason.rule for decision in compose_decisions(result, observed, KNOBS)}
+    assert rules[Knob.WEIGHT] == "r"
+    assert rules[Knob.QUOTA] != "r"
 
 
 def test_an_unreachable_kubelet_may_have_a_static_policy() -> None:
@@ -96,22 +112,22 @@ def _width(cpus: str) -> int:
 # --- without a current pod list
 
 
-def story(*, fresh_pods: bool, later_use_s: float) -> tuple[PolicyResult, PolicyResult]:
+def run_two_cycles(*, fresh_pods: bool, later_use_s: float) -> tuple[PolicyResult, PolicyResult]:
     """Return the results of two cycles; in the second, online pods need less, and the pod list is fresh or stale."""
     first = snapshot(10, PODS, machine=16, usage_s={"web": 10, "batch": 1})
-    before, remembered = evaluate_policy(first, CANONICAL, PolicyState(), first.taken_at_ns)
+    before, state = evaluate_policy(first, CANONICAL, PolicyState(), first.taken_at_ns)
     middle = snapshot(20, PODS, machine=16, usage_s={"web": 10 + 80, "batch": 2})
-    before, remembered = evaluate_policy(middle, CANONICAL, remembered, middle.taken_at_ns)
+    before, state = evaluate_policy(middle, CANONICAL, state, middle.taken_at_ns)
     then = snapshot(120, PODS, machine=16, usage_s={"web": 90 + later_use_s, "batch": 3})
     pods = ComponentHealth(name="pods", ok=fresh_pods, error="" if fresh_pods else "the list of pods is 40 s old")
     then = msgspec.structs.replace(then, sources=(pods,))
-    after, _ = evaluate_policy(then, CANONICAL, remembered, then.taken_at_ns)
+    after, _ = evaluate_policy(then, CANONICAL, state, then.taken_at_ns)
     return before, after
 
 
 @pytest.mark.parametrize(("fresh_pods", "action"), [(True, "grow"), (False, "freeze")])
 def test_canonical_does_not_grow_while_the_pod_list_is_stale(fresh_pods: bool, action: str) -> None:
-    before, after = story(fresh_pods=fresh_pods, later_use_s=100)
+    before, after = run_two_cycles(fresh_pods=fresh_pods, later_use_s=100)
     assert before.advice is not None
     assert after.advice is not None
     assert (after.advice.action, after.advice.reclaimable_cores > before.advice.reclaimable_cores) == (
@@ -124,7 +140,7 @@ def test_canonical_does_not_grow_while_the_pod_list_is_stale(fresh_pods: bool, a
 
 
 def test_canonical_shrinks_while_the_pod_list_is_stale() -> None:
-    before, after = story(fresh_pods=False, later_use_s=1200)
+    before, after = run_two_cycles(fresh_pods=False, later_use_s=1200)
     assert before.advice is not None
     assert after.advice is not None
     assert (after.advice.action, after.advice.reclaimable_cores < before.advice.reclaimable_cores) == ("shrink", True)
