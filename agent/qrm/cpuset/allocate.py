@@ -106,8 +106,12 @@ def allocate_containers(
             reasons[container.cgroup] = (
                 rejected or pod_reason or pool_reasons.setdefault((owner, chosen), _pool_reason(owner, text))
             )
-            entries.setdefault(pod.uid, {})[container.name] = msgspec.structs.replace(
-                container_entry(pod, container, owner, chosen, lists),
+            entries.setdefault(pod.uid, {})[container.name] = container_entry(
+                pod,
+                container,
+                owner,
+                chosen,
+                lists,
                 ramp_up=ramping,
                 request_quantity=_entry_request_cores(pod, container, before),
                 bound_numa=inputs.bindings.nodes.get(pod.uid, ()),

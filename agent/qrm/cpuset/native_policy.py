@@ -133,9 +133,10 @@ def _build_allocation(
             reason = shared_reason if exclusive is None else Reason(rule="native_exclusive", text=text)
             reasons[container.cgroup] = rejected.get(pod.key, reason) if exclusive is None else reason
             before = state.pod(pod.uid).get(container.name)
-            entry = container_entry(pod, container, SHARE if exclusive is None else DEDICATED, chosen, lists)
+            owner = SHARE if exclusive is None else DEDICATED
             since_ns = now_ns if before is None else before.since_ns
-            entries.setdefault(pod.uid, {})[container.name] = msgspec.structs.replace(entry, since_ns=since_ns)
+            entry = container_entry(pod, container, owner, chosen, lists, since_ns=since_ns)
+            entries.setdefault(pod.uid, {})[container.name] = entry
     pools = {RESERVE: allocation.static.reserve, INTERRUPT: allocation.static.interrupt, SHARE: shared}
     placement = CpusetAllocation(
         pools=list_pools(pools),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -198,12 +199,9 @@ def rebuild_state(
         for container in pod.containers:
             if container.name in narrowed:
                 cpus = narrowed[container.name]
-                allocation = container_entry(pod, container, pool, cpus, lists)
-                entries.setdefault(pod.uid, {})[container.name] = msgspec.structs.replace(
-                    allocation,
-                    bound_numa=bound,
-                    since_ns=now_ns,
-                    exclusive=pod.enhancements.numa_exclusive and pool == DEDICATED,
+                exclusive = pod.enhancements.numa_exclusive and pool == DEDICATED
+                entries.setdefault(pod.uid, {})[container.name] = container_entry(
+                    pod, container, pool, cpus, lists, bound_numa=bound, since_ns=now_ns, exclusive=exclusive
                 )
                 cpus_by_pool.setdefault(pool, Counter())[cpus] += 1
     common_cpus = {
@@ -249,9 +247,9 @@ class CpuListCache:
 
 
 def container_entry(
-    pod: Pod, container: Container, owner: str, cpus: frozenset[int], lists: CpuListCache
+    pod: Pod, container: Container, owner: str, cpus: frozenset[int], lists: CpuListCache, **fields: Any
 ) -> CpusetEntry:
-    """Return an entry for a container of the pod."""
+    """Return an entry for a container of the pod; `fields` are further fields of the entry."""
     _, text, by_numa = lists.of(cpus)
     return CpusetEntry(
         pod_uid=pod.uid,
@@ -263,7 +261,7 @@ def container_entry(
         qos_level=pod.qos.value,
         allocation_result=text,
         topology_aware_assignments=by_numa,
-        request_quantity=requested_cores(pod, container) or 0.0,
+        **{"request_quantity": requested_cores(pod, container) or 0.0, **fields},
     )
 
 

@@ -29,7 +29,7 @@ from api.knobs import Knob
 from api.measurements import Disk
 from api.qos import Enhancements
 from api.snapshot import NodeSample, Snapshot
-from tests.agent.qrm.actuator.fakes import FakeResctrl, disk
+from tests.agent.qrm.actuator.fakes import FakeResctrl, add_process, disk
 from tests.builders.pods import reclaimed, shared
 from tests.builders.snapshots import snapshot
 
@@ -243,15 +243,9 @@ def test_modules_of_node_knobs_are_loaded_only_if_configured() -> None:
 
 def process(node: Node, cgroup: str, pid: int, score: int) -> Path:
     """Add a process of that cgroup to the temporary /proc; return its oom_score_adj file."""
-    directory, group = node.sys.parent / f"proc/{pid}", node.sys / f"fs/cgroup{cgroup}"
-    directory.mkdir(parents=True)
-    group.mkdir(parents=True, exist_ok=True)
-    with (group / "cgroup.procs").open("a") as file:
-        file.write(f"{pid}\n")
-    (directory / "stat").write_text(f"{pid} (a) b) S 1 {' '.join('0' * 17)} {pid * 10} 0\n")
-    (directory / "oom_score_adj").write_text(f"{score}\n")
+    score_file = add_process(node.sys.parent / "proc", node.sys / f"fs/cgroup{cgroup}", pid, score)
     node.snapshot = with_inodes(node, node.snapshot)
-    return directory / "oom_score_adj"
+    return score_file
 
 
 def with_inodes(node: Node, original: Snapshot) -> Snapshot:

@@ -18,7 +18,7 @@ from api.decision import Decision, OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.qos import Enhancements, QoSLevel
-from tests.agent.qrm.actuator.fakes import kill_at_every_step
+from tests.agent.qrm.actuator.fakes import add_process, kill_at_every_step
 from tests.builders.pods import reclaimed, shared
 from tests.builders.snapshots import snapshot
 
@@ -73,12 +73,7 @@ class Machine:
             directory.mkdir(parents=True, exist_ok=True)
 
     def start(self, pid: int, score: int, *, parent: int = 1, start: int = 7, where: str = "") -> None:
-        directory = self.proc / str(pid)
-        directory.mkdir(exist_ok=True)
-        with (self.group / where / "cgroup.procs").open("a") as file:
-            file.write(f"{pid}\n")
-        (directory / "stat").write_text(f"{pid} (x) y) S {parent} {' '.join('0' * 17)} {start} 0\n")
-        self.write(pid, score)
+        add_process(self.proc, self.group / where, pid, score, parent=parent, start=start)
 
     def write(self, pid: int, score: int) -> None:
         (self.proc / str(pid) / "oom_score_adj").write_text(f"{score}\n")
