@@ -31,7 +31,7 @@ from agent.loop import Loop
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.actuator.originals import OriginalsJournal, StateDirLocked
-from agent.qrm.actuator.shutdown import restore_all
+from agent.qrm.actuator.restore import restore_all
 from agent.qrm.actuator.state_dir import open_originals, read_boot_id
 from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.decisions.cpu import managed_cgroups
@@ -63,7 +63,6 @@ from probes.runqlat import open_runqlat
 if TYPE_CHECKING:
     from agent.eviction.runner import EvictionRunner
     from agent.nri.lifecycle import NriLifecycle
-    from agent.nri.null_runtime import NullRuntime
     from agent.qrm.actuator.node_knobs import NodeKnobs
     from exporters.otel.sink import OtelSink
     from exporters.recording.recorder import Recorder
@@ -202,7 +201,7 @@ class _Parts(msgspec.Struct, kw_only=True):
     probes: DeferredLoader
     node_knobs: NodeKnobs | None
     evictor: EvictionRunner | None
-    runtime: NullRuntime | NriLifecycle
+    runtime: NriLifecycle
     act_warnings: tuple[str, ...]
     """Why `act` is less than was requested."""
     startup_warnings: tuple[str, ...]

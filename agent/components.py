@@ -22,7 +22,7 @@ from agent.config.loader import NodeCheck, build_config, find_runtime_socket, lo
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.forecast_file import ForecastFile
-from agent.nri.null_runtime import NullRuntime
+from agent.nri.lifecycle import NriLifecycle
 from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy, cgroup_exists, detect_hierarchy
 from agent.sensors.pods.pod_spec import PodParsingContext
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from agent.eviction.api_evictor import EvictionMethod
     from agent.eviction.runner import EvictionRunner, PodEvictor
     from agent.katalyst.peers import KatalystPeers
-    from agent.nri.lifecycle import NriLifecycle
     from agent.qrm.actuator.node_knobs import NodeKnobs
     from agent.reporter.cnr_writer import CnrWriter
     from api.node_resources import ReportedField
@@ -189,11 +188,10 @@ def open_nri_lifecycle(
     hierarchy: Hierarchy,
     context: PodParsingContext,
     state_dir: Path,
-) -> NriLifecycle | NullRuntime:
+) -> NriLifecycle:
     """Opens the NRI plugin if the pods come from a kubelet. An agent that acts holds the lock of `state_dir`."""
     if isinstance(pods, (StaticPods, NoPods)):
-        return NullRuntime()
-    from agent.nri.lifecycle import NriLifecycle  # noqa: PLC0415 - only with a kubelet
+        return NriLifecycle(config, act, None, context, hierarchy, state_dir)
     from agent.sensors.pods.kubelet_pods import KubeletPodSource  # noqa: PLC0415
 
     assert isinstance(pods, KubeletPodSource)

@@ -183,7 +183,7 @@ def cpu_hints(request: AdmissionRequest, inputs: AdmissionInputs) -> tuple[Topol
                 f"{pod.key} requests {cores:g} reclaimed CPUs on one NUMA node; available by node: {rooms}"
             )
         return hints
-    ledger = compute_numa_bindings(others, inputs.topology, inputs.state, inputs.config, inputs.now_ns).ledger
+    allocations = compute_numa_bindings(others, inputs.topology, inputs.state, inputs.config, inputs.now_ns).allocations
     alone = enhancements.numa_exclusive or not enhancements.numa_share
     dedicated = pod.qos is QoSLevel.DEDICATED
     cores = float(ceil(pod_cores(pod, inputs.config))) if dedicated else pod_cores(pod, inputs.config)
@@ -191,7 +191,7 @@ def cpu_hints(request: AdmissionRequest, inputs: AdmissionInputs) -> tuple[Topol
         numa_request = NumaRequest(
             cores=cores, enhancements=enhancements, several=dedicated and enhancements.numa_exclusive
         )
-        return topology_hints(numa_request, ledger.available(alone=alone), ledger.free, node)
+        return topology_hints(numa_request, allocations.available(alone=alone), allocations.free, node)
     except NoTopologyHint as error:
         raise AdmissionRefused(f"{pod.key} {error}") from None
 

@@ -18,7 +18,6 @@ import msgspec
 
 from agent.advisor.preview import PreviewInputs, preview_decisions
 from agent.nri.oci_resources import (
-    PERIOD_US,
     ContainerBounds,
     clamp_values,
     knobs_in_resources,
@@ -29,6 +28,7 @@ from agent.qrm.actuator.pending_originals import PendingOriginals
 from agent.qrm.actuator.writer import cgroup_directory, read_effective_list
 from agent.qrm.cpuset.state import CpusetEntry
 from agent.qrm.knobs.knob_files import CFS_PERIOD, CFS_QUOTA
+from agent.qrm.knobs.notation import DEFAULT_PERIOD_US
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.cgroup.pod_cgroup_paths import is_valid_id, parse_cgroups_path
 from agent.sensors.pods.pod_join import (
@@ -111,7 +111,7 @@ def _parent_quota_cores(hierarchy: Hierarchy, cgroup: str) -> float | None:
         except (OSError, ValueError):
             return None
         if quota > 0:
-            return quota / (period or PERIOD_US)
+            return quota / (period or DEFAULT_PERIOD_US)
         cgroup = dirname(cgroup)
     return None
 
@@ -127,7 +127,7 @@ def _resource_amounts(resources: Any) -> KubeletResources:
     requests: dict[str, str | int | float] = {}
     limits: dict[str, str | int | float] = {}
     if cpu.quota.value > 0:
-        limits["cpu"] = f"{cpu.quota.value * MILLICORES_PER_CPU // (cpu.period.value or PERIOD_US)}m"
+        limits["cpu"] = f"{cpu.quota.value * MILLICORES_PER_CPU // (cpu.period.value or DEFAULT_PERIOD_US)}m"
     if cpu.shares.value > MIN_SHARES:
         # Rounded down like the kubelet's conversion, so that the request never exceeds the limit.
         requests["cpu"] = f"{cpu.shares.value * MILLICORES_PER_CPU // SHARES_PER_CPU}m"

@@ -1,5 +1,5 @@
 """Lifetime of the NRI plugin: opened before the first cycle, silenced and restored at shutdown.
-Loaded only with `--kubelet`. It imports the plugin itself only where an NRI socket exists, because of protobuf.
+Without a kubelet or an NRI socket there is no plugin, and its modules are not imported, because protobuf costs memory.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from agent.advisor.preview import PreviewInputs
-from agent.config.config import AgentConfig
-from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.pending_originals import PendingOriginals
-from agent.qrm.actuator.writer import KnobWriter
-from agent.sensors.cgroup.hierarchy import Hierarchy
-from agent.sensors.pods.kubelet_pods import KubeletPodSource
-from agent.sensors.pods.pod_spec import PodParsingContext
 from api.decision import ActMode, Outcome
 from api.interfaces import Probe, Unavailable
+
+if TYPE_CHECKING:
+    from agent.advisor.preview import PreviewInputs
+    from agent.config.config import AgentConfig
+    from agent.qrm.actuator.originals import OriginalsJournal
+    from agent.qrm.actuator.writer import KnobWriter
+    from agent.sensors.cgroup.hierarchy import Hierarchy
+    from agent.sensors.pods.kubelet_pods import KubeletPodSource
+    from agent.sensors.pods.pod_spec import PodParsingContext
 
 log = logging.getLogger("dioptase")
 NRI_SOCKET = Path("/var/run/nri/nri.sock")
@@ -29,24 +32,25 @@ runtime is sent the original values."""
 
 
 class NriLifecycle:
-    """Create it before the first cycle; call `start` when inputs exist, `end` before restoring originals, `leave` after it."""
+    """The NRI plugin, if there is one. Call `start` when inputs exist, `end` before restoring originals, `leave` after it."""
 
     def __init__(
         self,
         config: AgentConfig,
         act: ActMode,
-        pods: KubeletPodSource,
+        pods: KubeletPodSource | None,
         parsing: PodParsingContext,
         hierarchy: Hierarchy,
         state_dir: Path,
     ) -> None:
+        """`pods` is None if they do not come from a kubelet: then there is no plugin."""
         self.pending_originals = PendingOriginals()
         self._inputs: Callable[[], PreviewInputs | None] = lambda: None
         self._plugin = None
         socket = nri_socket(config.kubelet.nri_socket)
-        if act is not ActMode.ON or socket is None:
+        if act is not ActMode.ON or pods is None or socket is None:
             return
-        from agent.nri.adjustments import NriContext  # noqa: PLC0415 - protobuf costs memory; needed only with an NRI socket
+        from agent.nri.adjustments import NriContext  # noqa: PLC0415 - protobuf
         from agent.nri.plugin import NriPlugin  # noqa: PLC0415
         from agent.nri.signed_annotation import open_signed_annotations  # noqa: PLC0415
 

@@ -6,21 +6,29 @@ runc and crun).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from agent.qrm.knobs.notation import DEFAULT_SHARES, MAX, shares_to_weight, weight_to_shares
-from api.cpu import format_cpu_list, parse_cpu_list
+from agent.qrm.decisions.cpu import MIN_WEIGHT
+from agent.qrm.knobs.knob_files import LIST_KNOBS, MIN_QUOTA_US, KnobLimits, clamp_value, quota_ratio
+from agent.qrm.knobs.notation import (
+    DEFAULT_PERIOD_US,
+    DEFAULT_SHARES,
+    MAX,
+    UNLIMITED,
+    shares_to_weight,
+    weight_to_shares,
+)
+from api.cpu import format_cpu_list
 from api.knobs import Knob
 from api.proto import nri_pb2 as wire
 
-PERIOD_US, MIN_QUOTA_US = 100_000, 1000
-MIN_WEIGHT = "1"
 UNIFIED_KNOBS = (Knob.MEMORY_HIGH, Knob.MEMORY_LOW, Knob.MEMORY_MIN)
 """Files of cgroup v2 that the runtime writes by name (`unified` in OCI)."""
+MAX_CPUS = 1 << 20
 ADJUSTABLE_KNOBS = (Knob.CPUSET, Knob.MEMS, Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY_MAX, *UNIFIED_KNOBS)
 
 
@@ -73,31 +81,26 @@ def clamp_values(
     No limit is looser and no protection weaker than requested. Lists that the kubelet has set stay, because its static CPU or
     memory manager assigned them. The weight is not clamped.
     """
-    values: dict[Knob, str] = {}
     if desired.get(Knob.IDLE) == "1":
         desired = {**desired, Knob.WEIGHT: MIN_WEIGHT}
-    for knob, assigned, allowed in (
-        (Knob.CPUSET, resources.cpu.cpus, bounds.cpus),
-        (Knob.MEMS, resources.cpu.mems, bounds.mems),
-    ):
-        if knob in desired and not assigned and allowed:
-            clamped = set(parse_cpu_list(desired[knob])) & allowed
-            if clamped and clamped != allowed:
-                values[knob] = format_cpu_list(sorted(clamped))
-    if Knob.WEIGHT in desired and Knob.WEIGHT in requested:
-        values[Knob.WEIGHT] = desired[Knob.WEIGHT]
-    if Knob.QUOTA in desired and (quota := _min_quota(desired[Knob.QUOTA], requested[Knob.QUOTA], bounds.cores)):
-        values[Knob.QUOTA] = quota
-    if Knob.MEMORY_MAX in desired and _limit_bytes(desired[Knob.MEMORY_MAX]) < _limit_bytes(requested[Knob.MEMORY_MAX]):
-        values[Knob.MEMORY_MAX] = desired[Knob.MEMORY_MAX]
-    if bounds.unified:
-        tightest = {Knob.MEMORY_HIGH: min, Knob.MEMORY_LOW: max, Knob.MEMORY_MIN: max}
-        values |= {
-            knob: tightest[knob](desired[knob], requested[knob], key=_limit_bytes)
-            for knob in UNIFIED_KNOBS
-            if knob in desired
-        }
-    return {knob: value for knob, value in values.items() if value != requested.get(knob)}
+    assigned = {Knob.CPUSET: resources.cpu.cpus, Knob.MEMS: resources.cpu.mems}
+    unrestricted = {Knob.CPUSET: format_cpu_list(bounds.cpus), Knob.MEMS: format_cpu_list(bounds.mems)}
+    values: dict[Knob, str] = {}
+    for knob in ADJUSTABLE_KNOBS:
+        if knob in desired and knob in requested and not assigned.get(knob):
+            with suppress(ValueError):  # the parent cgroup has none of these CPUs or NUMA nodes
+                values[knob] = clamp_value(knob, desired[knob], _limits(knob, requested[knob], bounds))
+    return {knob: value for knob, value in values.items() if value not in (requested[knob], unrestricted.get(knob))}
+
+
+def _limits(knob: Knob, requested: str, bounds: ContainerBounds) -> KnobLimits:
+    if knob in LIST_KNOBS:
+        return KnobLimits(allowed=tuple(sorted(bounds.cpus if knob is Knob.CPUSET else bounds.mems)))
+    if knob is Knob.QUOTA and bounds.cores is not None:
+        parent = f"{max(int(bounds.cores * DEFAULT_PERIOD_US), MIN_QUOTA_US)} {DEFAULT_PERIOD_US}"
+        requested = min(requested, parent, key=quota_ratio)
+    # The number of CPUs is no limit here: a quota above it stays as it is.
+    return KnobLimits(own=requested, own_quota=requested if knob is Knob.QUOTA else UNLIMITED, cpu_count=MAX_CPUS)
 
 
 def original_values(changed: Collection[Knob], requested: Mapping[Knob, str], resources: Any) -> dict[Knob, str]:
@@ -131,27 +134,8 @@ def to_oci_resources(values: Mapping[Knob, str]) -> wire.LinuxResources:
 
 
 def _quota_text(cpu: Any) -> str:
-    period = cpu.period.value or PERIOD_US
-    return f"{cpu.quota.value} {period}" if cpu.quota.value > 0 else f"{MAX} {PERIOD_US}"
-
-
-def _min_quota(desired: str, requested: str, parent_cores: float | None) -> str:
-    """Return the tightest quota; empty if none limits."""
-    cores = min(_quota_cores(desired), _quota_cores(requested), math.inf if parent_cores is None else parent_cores)
-    if cores == math.inf:
-        return ""
-    if _quota_cores(desired) == cores:
-        return desired
-    return requested if _quota_cores(requested) == cores else f"{max(int(cores * PERIOD_US), MIN_QUOTA_US)} {PERIOD_US}"
-
-
-def _quota_cores(quota: str) -> float:
-    used, period = quota.split()
-    return math.inf if used == MAX else int(used) / int(period)
-
-
-def _limit_bytes(text: str) -> float:
-    return math.inf if text == MAX else int(text)
+    period = cpu.period.value or DEFAULT_PERIOD_US
+    return f"{cpu.quota.value} {period}" if cpu.quota.value > 0 else UNLIMITED
 
 
 def _inherited_list(numbers: frozenset[int], bounds: ContainerBounds) -> str:

@@ -14,7 +14,8 @@ import msgspec
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
-from agent.qrm.decisions.cpu import decide_cpu
+from agent.qrm.decisions.cpu import cpu_requests
+from agent.qrm.decisions.knob_requests import resolve_knob_requests
 from api.cpu import Cpu, Topology
 from api.decision import ActMode, Cycle, Decision, JournalEntry, Outcome, OutcomeStatus
 from api.histogram import BOUNDS_NS, SLOT_COUNT
@@ -227,10 +228,9 @@ def simulate_run(
         advice = evaluation.advice
         outcomes: tuple[Outcome, ...] = ()
         if advice is not None and act is not ActMode.OFF:
-            outcomes = tuple(
-                _act(d, node, act)
-                for d in decide_cpu(advice, snapshot, dict.fromkeys(snapshot.cgroups, KNOBS), evaluation.placement)
-            )
+            knobs = dict.fromkeys(snapshot.cgroups, KNOBS)
+            requests = cpu_requests(advice, snapshot, knobs, evaluation.placement)
+            outcomes = tuple(_act(d, node, act) for d in resolve_knob_requests(requests, snapshot, knobs))
         trigger = "wait" if t == SPIKE_S else "tick"
         finished = Cycle(
             snapshot=snapshot, previous=rounds[-1].snapshot if rounds else None, act=act, trigger=trigger,

@@ -140,7 +140,7 @@ def test_an_owner_s_new_quota_is_what_comes_back(
     assert batch.texts() != owner_texts
     (outcome,) = actuator.apply([batch.decide(Knob.QUOTA, "10000 100000")])
     assert (outcome.status, outcome.after) == (OutcomeStatus.APPLIED, "10000 100000")
-    assert "changed by someone else to 40000 50000: taken as its new original" in outcome.error
+    assert "changed by another program to 40000 50000, which becomes its new original" in outcome.error
     originals.restore(files)
     assert batch.texts() == owner_texts
 
@@ -173,6 +173,6 @@ def test_a_weight_set_by_the_owner_while_leaving_idle_is_the_new_original(
     files.write(batch.path, batch.id, Knob.WEIGHT, "50")
     owner_texts = batch.texts()
     (outcome,) = actuator.apply([batch.decide(Knob.IDLE, "1")])
-    assert outcome.error == "cpu.weight was changed by someone else to 50: taken as its new original"
+    assert outcome.error == "cpu.weight was changed by another program to 50, which becomes its new original"
     originals.restore(files)
     assert batch.texts() == owner_texts

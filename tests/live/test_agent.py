@@ -103,7 +103,7 @@ def test_batch_yields_while_the_agent_runs_and_is_put_back_by_a_signal(
         assert own <= attached()
         assert agent.end(number) == 0
         assert (knobs(web), knobs(batch)) == before
-        assert "were put back" in agent.log
+        assert "changed values" in agent.log
     state = Path(options[options.index("--state-dir") + 1])
     last = json.loads((state / "decisions.jsonl").read_text().splitlines()[-1])
     assert (last["trigger"], last["outcome"]["decision"]["pod"]) == ("end", "default/batch")

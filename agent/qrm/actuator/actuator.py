@@ -18,7 +18,6 @@ from agent.qrm.actuator.pending_originals import PendingOriginals
 from agent.qrm.actuator.plan import (
     CycleState,
     WritePlan,
-    failure_outcome,
     grows_memory,
     limits_of,
     lowered_quota,
@@ -30,7 +29,7 @@ from agent.qrm.actuator.plan import (
     writing_order,
 )
 from agent.qrm.actuator.recheck_cache import AvailableKnobs, RecheckCache
-from agent.qrm.actuator.restore import WEIGHT_PINNED, key_of, still_needed
+from agent.qrm.actuator.restore import WEIGHT_PINNED, failure_outcome, key_of, still_needed
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue
 from agent.qrm.knobs.knob_files import LIST_KNOBS, MEMSW_LIMIT_FILE, canonical, clamp_value
 from agent.qrm.knobs.notation import MAX, UNLIMITED
@@ -153,9 +152,7 @@ class Actuator:
 
     def _submit_one_shot(self, decision: Decision) -> Outcome:
         try:
-            if decision.cgroup == "/":
-                raise Unavailable("/ is the whole machine", "decide on cgroups of pods only")
-            value = canonical(decision.knob, decision.value)
+            value = _requested_value(decision)
         except ValueError as error:
             return Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=str(error))
         except Unavailable as error:
@@ -169,9 +166,7 @@ class Actuator:
         cgroup, cgroup_id, knob = decision.cgroup, decision.cgroup_id, decision.knob
         before = clamped_from = None
         try:
-            if cgroup == "/":
-                raise Unavailable("/ is the whole machine", "decide on cgroups of pods only")
-            requested = canonical(knob, decision.value)
+            requested = _requested_value(decision)
             reading = self._files.read_with_context(cgroup, cgroup_id, knob)
             raw = reading.raw
             is_last_written = self._originals is not None and raw.texts == self._originals.last_written.get(
@@ -272,8 +267,8 @@ class Actuator:
             originals.last_written.record(now, now.raw.texts)
         return {
             index: "; ".join(
-                f"{now.knob.value} was changed by someone else to {self._files.decode(now.cgroup, now.knob, now.raw)}: "
-                "taken as its new original"
+                f"{now.knob.value} was changed by another program to {self._files.decode(now.cgroup, now.knob, now.raw)}, "
+                "which becomes its new original"
                 for now in nows
             )
             for index, nows in modified_by_plan.items()
@@ -329,10 +324,8 @@ class Actuator:
 
     def _note_moved(self, decision: Decision, knob: Knob) -> None:
         self._cache.forget(decision, knob)
-        entry = self._journalled(decision, knob)
-        if self._originals is not None and entry is not None:
-            raw = self._files.read_raw(decision.cgroup, decision.cgroup_id, knob)
-            self._originals.last_written.record(entry, raw.texts)
+        raw = self._files.read_raw(decision.cgroup, decision.cgroup_id, knob)
+        self._record_written(decision, knob, raw.texts)
 
     def _widen(self, plans: Sequence[WritePlan]) -> None:
         """Add the new CPUs or NUMA nodes of nested cpusets to the old ones, so that each can then shrink alone.
@@ -374,12 +367,9 @@ class Actuator:
     def _adopt_present_value(self, decision: Decision, raw: RawValue) -> None:
         """Record a value as the agent's own if a previous agent has already written it."""
         entry = self._journalled(decision, decision.knob)
-        if (
-            self._act is ActMode.ON
-            and self._originals
-            and entry
-            and not self._originals.last_written.has_written(entry)
-        ):
+        if self._act is not ActMode.ON or self._originals is None or entry is None:
+            return
+        if self._originals.last_written.get(key_of(entry)) is None:
             self._note_written(decision, raw)
 
     def _note_written(self, decision: Decision, raw: RawValue) -> None:
@@ -392,9 +382,12 @@ class Actuator:
                 else self._files.read_raw(decision.cgroup, decision.cgroup_id, Knob.WEIGHT).texts
             )
         for knob, texts in texts_by_knob.items():
-            entry = self._journalled(decision, knob)
-            if self._originals is not None and entry is not None:
-                self._originals.last_written.record(entry, texts)
+            self._record_written(decision, knob, texts)
+
+    def _record_written(self, decision: Decision, knob: Knob, texts: Mapping[str, str]) -> None:
+        entry = self._journalled(decision, knob)
+        if self._originals is not None and entry is not None:
+            self._originals.last_written.record(entry, texts)
 
     def _restore_weight_after_idle(self, decision: Decision) -> str:
         # Leaving cpu.idle resets the weight (kernel/sched/fair.c, sched_group_set_idle()): write the original again.
@@ -405,3 +398,10 @@ class Actuator:
         except Unavailable as error:
             return f"the original weight could not be restored: {error.reason}: {error.remedy}"
         return ""
+
+
+def _requested_value(decision: Decision) -> str:
+    """Return the canonical value. Raises ValueError if it is invalid, Unavailable for the root cgroup."""
+    if decision.cgroup == "/":
+        raise Unavailable("/ is the root cgroup, which the agent never changes", "decide on cgroups of pods only")
+    return canonical(decision.knob, decision.value)

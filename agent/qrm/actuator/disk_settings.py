@@ -12,11 +12,10 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.qrm.actuator.boot_journal import BootJournal, JournalBody
+from agent.qrm.actuator.boot_journal import BootJournal, JournalBody, json_codec
 from agent.qrm.actuator.restore import RESTORE_REASON
 from agent.qrm.knobs.io import SysfsSetting
 from api.decision import Decision, Outcome, OutcomeStatus
-from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from common.files import read_small_file
 
@@ -30,60 +29,50 @@ SettingKey = tuple[str, str]
 
 
 class SysfsOriginal(Struct, frozen=True, kw_only=True):
-    """Original content of a file, or of its line of one device, and the value that the agent last wrote."""
+    """Original content of a file, or of its line for one device."""
 
     path: str
     device: str
     text: str
     """Empty if there was no line of that device."""
     left: str = ""
+    """Text that the file showed after the last write; empty while a write is under way."""
 
 
 class DiskSettings:
-    """Writer of these files, with the journal of their originals."""
+    """Writes settings of disks below /sys, with a journal of their originals."""
 
     def __init__(self, sys: Path, state_dir: Path, boot_id: str) -> None:
         """Raises Unavailable if the journal cannot be read."""
         self.sys = sys
         """Mount point of sysfs."""
-        self._journal: BootJournal[SettingKey, SysfsOriginal] = BootJournal(
+        self._journal = BootJournal(
             state_dir / FILE_NAME,
             boot_id,
-            JournalBody[SysfsOriginal],
-            lambda entry: (entry.path, entry.device),
-            "compare the disks it names with their defaults, then delete it",
+            json_codec(JournalBody[SysfsOriginal], lambda entry: (entry.path, entry.device)),
+            damage_remedy="compare the disks it names with their defaults, then delete it",
         )
-        self._entries = self._journal.entries
-        for key in [key for key in self._entries if not _is_allowed(key[0])]:
-            del self._entries[key]
+        for key in [key for key in self._journal.by_key if not _is_allowed(key[0])]:
+            del self._journal.by_key[key]
 
     def entries(self) -> tuple[SysfsOriginal, ...]:
         """Return the originals of all values that may still differ from them."""
-        return tuple(self._entries.values())
+        return self._journal.entries()
 
     def apply(self, settings: Sequence[SysfsSetting], *, dry: bool = False) -> tuple[Outcome, ...]:
         """Write the settings that differ, after journalling the originals of all of them; return an outcome for each."""
-        outcomes = {(setting.path, setting.device): self._check(setting) for setting in settings}
-        due = {key: outcome for key, outcome in outcomes.items() if outcome.status is OutcomeStatus.DRY_RUN}
-        if dry or not due:
-            return tuple(outcomes.values())
-        try:
-            # Together, because every save of the journal waits for the disk.
-            self._record(due)
-            for key, outcome in due.items():
-                outcomes[key] = self._write_setting(key, outcome)
-            self._journal.save()
-        except Unavailable as error:
-            text = f"{error.reason}: {error.remedy}"
-            for key in due:
-                status = outcomes[key].status
-                status = OutcomeStatus.REFUSED if status is OutcomeStatus.DRY_RUN else status
-                outcomes[key] = replace(outcomes[key], status=status, error=text)
-        return tuple(outcomes.values())
+        checked = [self._check(setting) for setting in settings]
+        keys = [(setting.path, setting.device) for setting in settings]
+        return self._journal.write_due(
+            checked,
+            lambda index: self._record(keys[index], checked[index].before or ""),
+            lambda index: self._write_setting(keys[index], checked[index]),
+            dry=dry,
+        )
 
     def restore(self, keep: Sequence[SysfsSetting] = ()) -> tuple[Outcome, ...]:
         """Restore the originals of all files but those of `keep`; refused ones stay in the journal."""
-        return self._journal.restore({(setting.path, setting.device) for setting in keep}, self._restore)
+        return self._journal.restore_each({(setting.path, setting.device) for setting in keep}, self._restore)
 
     def _check(self, setting: SysfsSetting) -> Outcome:
         """Compare the file with the setting; DRY_RUN means that the file has to be written."""
@@ -96,15 +85,13 @@ class DiskSettings:
             return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, before=before, after=before)
         return Outcome(decision=decision, status=OutcomeStatus.DRY_RUN, before=before)
 
-    def _record(self, due: dict[SettingKey, Outcome]) -> None:
-        for (path, device), outcome in due.items():
-            entry, before = self._entries.get((path, device)), outcome.before or ""
-            # A value that was modified externally becomes the new original.
-            if entry is None or before not in (entry.left, entry.text):
-                entry = SysfsOriginal(path=path, device=device, text=before)
-            # An agent killed between write and save must not take its own value for an external one: left is empty.
-            self._entries[path, device] = replace(entry, left="")
-        self._journal.save()
+    def _record(self, key: SettingKey, before: str) -> None:
+        entry = self._journal.by_key.get(key)
+        # A value that was modified externally becomes the new original.
+        if entry is None or before not in (entry.left, entry.text):
+            entry = SysfsOriginal(path=key[0], device=key[1], text=before)
+        # An agent killed between write and save must not take its own value for an external one: left is empty.
+        self._journal.by_key[key] = replace(entry, left="")
 
     def _write_setting(self, key: SettingKey, outcome: Outcome) -> Outcome:
         line = outcome.decision.value
@@ -113,7 +100,7 @@ class DiskSettings:
             after = self._read(*key)
         except OSError as error:
             return _refused(outcome.decision, key[0], error)
-        self._entries[key] = replace(self._entries[key], left=after)
+        self._journal.by_key[key] = replace(self._journal.by_key[key], left=after)
         status = OutcomeStatus.APPLIED if _contains_words(after, line) else OutcomeStatus.MISMATCH
         return replace(outcome, status=status, after=after)
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from agent.config.qrm import KnobsConfig
 from agent.qrm.actuator.disk_settings import DiskSettings
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
-from agent.qrm.decisions.oom_priority import decide_oom_scores
+from agent.qrm.decisions.memory import decide_oom_scores
 from agent.qrm.knobs.io import SysfsSetting, disk_settings
 from agent.qrm.knobs.resctrl import GROUP_PREFIX, build_resctrl_groups
 from agent.sensors.cgroup.hierarchy import Hierarchy
@@ -32,18 +31,17 @@ _MAX_FILE_BYTES = 1 << 20
 PROC = Path("/proc")
 
 
-class NodeKnobWriters(NamedTuple):
-    """One writer for each kind of control."""
-
-    files: DiskSettings
-    groups: ResctrlWriter
-    scores: OomScores
-
-
 class NodeKnobs:
     """Applies and restores the settings of disks, caches and processes; `dry` writes nothing."""
 
-    def __init__(self, config: KnobsConfig, hierarchy: Hierarchy, writers: NodeKnobWriters, *, dry: bool) -> None:
+    def __init__(
+        self,
+        config: KnobsConfig,
+        hierarchy: Hierarchy,
+        writers: tuple[DiskSettings, ResctrlWriter, OomScores],
+        *,
+        dry: bool,
+    ) -> None:
         self._config, self._hierarchy, self._dry = config, hierarchy, dry
         self._files, self._groups, self._scores = writers
         self._due_ns = 0
@@ -69,7 +67,11 @@ class NodeKnobs:
         if not disks:
             # A failed reading of the disks is no reason to restore anything.
             configured = config.wbt_us or config.cost_qos or config.cost_model
-            failures = [("the node's disks are not known", "see the source node-files")] if configured else []
+            failures = (
+                [("the node's disks are not known", "see the component node-files in dioptase doctor")]
+                if configured
+                else []
+            )
             return (), _failure_status(DISKS, failures)
         root = self._cost_root()
         settings = disk_settings(disks, config, root)
@@ -99,8 +101,8 @@ class NodeKnobs:
         if kinds and not any(setting.reason.rule == "wbt" for setting in settings):
             listed = ", ".join(sorted(kinds))
             yield (
-                f"wbtUs is configured for {listed}, and no such disk here throttles its write-back",
-                "take it out, or use a kernel with CONFIG_BLK_WBT",
+                f"wbtUs is configured for {listed}, and no such disk of this node throttles its write-back",
+                "remove the setting, or use a kernel with CONFIG_BLK_WBT",
             )
 
     def _cost_root(self) -> str | None:
@@ -167,12 +169,7 @@ def open_node_knobs(
     """Open the writers; `state` is the state directory and the boot id. Raises Unavailable if a journal cannot be
     read."""
     scores = OomScores(ProcessTable(PROC, hierarchy.primary), *state)
-    return NodeKnobs(
-        config,
-        hierarchy,
-        NodeKnobWriters(DiskSettings(sys, *state), ResctrlWriter(sys / "fs/resctrl"), scores),
-        dry=dry,
-    )
+    return NodeKnobs(config, hierarchy, (DiskSettings(sys, *state), ResctrlWriter(sys / "fs/resctrl"), scores), dry=dry)
 
 
 def _has_threads(snapshot: Snapshot, decisions: Iterable[Decision]) -> bool:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import SimpleQueue
 
-from agent.qrm.actuator.plan import USAGE_FILES, failure_outcome
+from agent.qrm.actuator.plan import USAGE_FILES
+from agent.qrm.actuator.restore import failure_outcome
 from agent.qrm.actuator.writer import KernelRefused, KnobWriter
 from agent.qrm.knobs.notation import MAX_NUMA_NODES, parse_number
 from agent.sensors.cgroup.hierarchy import Hierarchy
@@ -35,10 +36,10 @@ _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 class OneShotWorker:
-    """Queue and thread of the operations; at most one operation per cgroup is in progress."""
+    """Queue and thread of one-shot operations; at most one operation per cgroup is in progress."""
 
-    def __init__(self, hierarchy: Hierarchy, limit_s: float = TIME_LIMIT_S) -> None:
-        self._hierarchy, self._limit_s = hierarchy, limit_s
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
         self._requests: SimpleQueue[Decision] = SimpleQueue()
         self._done: SimpleQueue[Outcome] = SimpleQueue()
         self._busy: set[str] = set()
@@ -56,7 +57,7 @@ class OneShotWorker:
         return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, error=IN_PROGRESS)
 
     def finished(self) -> tuple[Outcome, ...]:
-        """Return the outcomes since the last call."""
+        """Return the outcomes of operations that finished since the last call."""
         outcomes = []
         while not self._done.empty():
             outcomes.append(self._done.get())
@@ -70,7 +71,7 @@ class OneShotWorker:
             decision = self._requests.get()
             try:
                 files = files or KnobWriter(self._hierarchy)
-                outcome = run_one_shot(decision, files, self._limit_s)
+                outcome = run_one_shot(decision, files)
             except Exception as error:  # noqa: BLE001 - without an outcome the cgroup would be busy for ever
                 outcome = _unexpected_failure(decision, error)
             self._done.put(outcome)
@@ -189,8 +190,8 @@ def _bytes_on_source(decision: Decision, files: KnobWriter) -> int:
     return sum(parse_number(value) for node, _, value in pairs if node in source) * unit
 
 
-def _has_swap(path: Path = Path("/proc/swaps")) -> bool:
-    return len(path.read_text().splitlines()) > 1
+def _has_swap() -> bool:
+    return len(Path("/proc/swaps").read_text().splitlines()) > 1
 
 
 _OPERATIONS: dict[Knob, tuple[Callable[[Decision, KnobWriter, float], str], Callable[[Decision, KnobWriter], int]]] = {

@@ -14,11 +14,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from agent.qrm.actuator.boot_journal import BootJournal, JournalBody
+from agent.qrm.actuator.boot_journal import BootJournal, JournalBody, json_codec
 from agent.qrm.actuator.restore import RESTORE_REASON
 from agent.sensors.parsers import task_ids
 from api.decision import Decision, Outcome, OutcomeStatus
-from api.interfaces import Unavailable
 from api.knobs import Knob
 
 _MAX_STAT_BYTES, _MAX_LIST_BYTES = 4096, 1 << 16
@@ -124,7 +123,9 @@ def _read(path: str, max_bytes: int, directory: int | None = None) -> bytes:
 
 
 FILE_NAME = "oom-originals.json"
-LOWERING_HINT = "to lower it takes CAP_SYS_RESOURCE, and root where it is another user's: give the agent that"
+LOWERING_HINT = (
+    "lowering a score needs CAP_SYS_RESOURCE, and root for processes of other users: grant both to the agent"
+)
 _PASSES = 5
 """A process that is forked during a restore still has its parent's score, and is restored in the next pass."""
 
@@ -138,11 +139,12 @@ class ProcessScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerScores(msgspec.Struct, frozen=True, kw_only=True):
-    """A container whose processes were written, or are about to be, with their original scores."""
+    """A container with processes whose score was written or is about to be, and their original scores."""
 
     cgroup: str
     cgroup_id: int
     score: int
+    """Score that the agent writes."""
     originals: tuple[ProcessScore, ...] = msgspec.field(default=(), name="had")
 
     def original(self, process: ProcessInfo) -> int | None:
@@ -163,48 +165,35 @@ class _Body(JournalBody[ContainerScores], frozen=True, kw_only=True):
 
 
 class OomScores:
-    """Writer of the scores, with the journal of their originals."""
+    """Writes `oom_score_adj` of the processes of containers, with a journal of the original scores."""
 
     def __init__(self, processes: ProcessTable, state_dir: Path, boot_id: str) -> None:
         """Raises Unavailable if the journal cannot be read."""
         self._processes = processes
-        self._journal: BootJournal[str, ContainerScores] = BootJournal(
+        self._journal = BootJournal(
             state_dir / FILE_NAME,
             boot_id,
-            _Body,
-            lambda entry: entry.cgroup,
-            "compare oom_score_adj of the processes it names with what they should have, then delete it",
+            json_codec(_Body, lambda entry: entry.cgroup),
+            damage_remedy="compare oom_score_adj of the processes it names with what they should have, then delete it",
         )
-        self._entries = self._journal.entries
 
     def entries(self) -> tuple[ContainerScores, ...]:
         """Return every container with processes that may still differ from their originals."""
-        return tuple(self._entries.values())
+        return self._journal.entries()
 
     def apply(self, decisions: Sequence[Decision], *, dry: bool = False) -> tuple[Outcome, ...]:
         """Write the scores that differ, after journalling the originals of all; return an outcome for each decision."""
         checks = [self._check(decision) for decision in decisions]
-        due = [index for index, (outcome, _) in enumerate(checks) if outcome.status is OutcomeStatus.DRY_RUN]
-        outcomes = [outcome for outcome, _ in checks]
-        if dry or not due:
-            return tuple(outcomes)
-        try:
-            # Together, because every save of the journal waits for the disk.
-            for index in due:
-                self._record(decisions[index], checks[index][1])
-            self._journal.save()
-        except Unavailable as error:
-            text = f"{error.reason}: {error.remedy}"
-            for index in due:
-                outcomes[index] = replace(outcomes[index], status=OutcomeStatus.REFUSED, error=text)
-            return tuple(outcomes)
-        for index in due:
-            outcomes[index] = self._write(*checks[index])
-        return tuple(outcomes)
+        return self._journal.write_due(
+            [outcome for outcome, _ in checks],
+            lambda index: self._record(decisions[index], checks[index][1]),
+            lambda index: self._write(*checks[index]),
+            dry=dry,
+        )
 
     def restore(self, keep: Collection[str] = ()) -> tuple[Outcome, ...]:
         """Restore the processes of all other containers; refused ones stay in the journal. Raises Unavailable."""
-        return self._journal.restore(keep, self._restore)
+        return self._journal.restore_each(keep, self._restore)
 
     def _check(self, decision: Decision) -> tuple[Outcome, tuple[int, ...]]:
         """Compare the scores with the decision; DRY_RUN means that the returned processes have to be written."""
@@ -219,7 +208,7 @@ class OomScores:
     def _record(self, decision: Decision, differing: Sequence[int]) -> None:
         """Add the originals of processes about to be written; of all processes for a new container or score."""
         cgroup, score = decision.cgroup, int(decision.value)
-        previous = self._entries.get(cgroup)
+        previous = self._journal.by_key.get(cgroup)
         entry = ContainerScores(cgroup=cgroup, cgroup_id=decision.cgroup_id, score=score)
         same = previous is not None and (previous.score, previous.cgroup_id) == (score, entry.cgroup_id)
         if previous is not None and same:
@@ -235,11 +224,11 @@ class OomScores:
                 own = previous.original(process) if previous is not None and inherited else None
                 originals[pid] = ProcessScore(pid=pid, start=process.start, score=process.score if own is None else own)
         alive = tuple(original for pid, original in originals.items() if self._processes.score(pid) is not None)
-        self._entries[cgroup] = replace(entry, originals=alive)
+        self._journal.by_key[cgroup] = replace(entry, originals=alive)
 
     def _write(self, outcome: Outcome, differing: Sequence[int]) -> Outcome:
         decision = outcome.decision
-        starts = {original.pid: original.start for original in self._entries[decision.cgroup].originals}
+        starts = {original.pid: original.start for original in self._journal.by_key[decision.cgroup].originals}
         refused = self._set({pid: (starts[pid], int(decision.value)) for pid in differing if pid in starts})
         after = _distinct(score for pid in differing if (score := self._processes.score(pid)) is not None)
         if not refused:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.qrm.actuator.boot_journal import MAX_FILE_BYTES, write_journal
+from agent.qrm.actuator.boot_journal import BootJournal, JournalBody, JournalCodec
 from agent.qrm.actuator.restore import KnobKey, is_idle, key_of, restore_originals
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, is_cgroup_path
 from agent.qrm.knobs.knob_files import LIST_KNOBS
@@ -22,8 +22,7 @@ from api.cpu import parse_cpu_list
 from api.decision import Outcome
 from api.interfaces import Unavailable, Vanished
 from api.knobs import Knob
-from common.files import read_small_file
-from common.state_file import list_quarantined, quarantine_file
+from common.state_file import StateFileDamaged, list_quarantined
 
 
 class LastWrittenValues:
@@ -44,10 +43,6 @@ class LastWrittenValues:
     def record(self, entry: OriginalValue, texts: Mapping[str, str]) -> None:
         """Store the texts as the agent's own; `entry` is the knob's original."""
         self._texts[key_of(entry)] = texts
-
-    def has_written(self, entry: OriginalValue) -> bool:
-        """Return whether this agent has written the knob since its start."""
-        return key_of(entry) in self._texts
 
     def get(self, key: KnobKey) -> Mapping[str, str] | None:
         """Return the texts that the agent wrote; None if it has not since its start."""
@@ -82,20 +77,12 @@ def _only_offline_removed(written: str, now: OriginalValue, files: KnobWriter) -
 
 VERSION = 1
 FILE_NAME, HOLDER_NAME = "originals.json", "holder.pid"
-LEFT_AS_MODIFIED = "changed by someone else since the agent last wrote it: left as it is"
-
-
-class JournalDamaged(Exception):
-    """The file is not what was written; the text says why."""
+_BODY = JournalBody[OriginalValue]
+LEFT_AS_MODIFIED = "another program changed the value since the agent last wrote it: the value stays"
 
 
 class StateDirLocked(Unavailable):
     """Another process uses this state directory."""
-
-
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    boot_id: str
-    entries: tuple[OriginalValue, ...]
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -110,51 +97,42 @@ class _AnyVersion(msgspec.Struct, frozen=True):
 
 def encode_journal(boot_id: str, entries: Collection[OriginalValue]) -> bytes:
     """Return the content of the file for these originals."""
-    body = msgspec.json.encode(_Body(boot_id=boot_id, entries=tuple(entries)))
+    body = msgspec.json.encode(_BODY(boot_id=boot_id, entries=tuple(entries)))
     return msgspec.json.encode(_File(VERSION, hashlib.sha256(body).hexdigest(), msgspec.Raw(body))) + b"\n"
 
 
 def decode_journal(data: bytes) -> tuple[str, tuple[OriginalValue, ...]]:
-    """Return boot id and originals of a file. Raises JournalDamaged unless every byte is as `encode_journal` wrote
+    """Return boot id and originals of a file. Raises StateFileDamaged unless every byte is as `encode_journal` wrote
     it and every path is a cgroup's."""
     try:
         version = msgspec.json.decode(data, type=_AnyVersion).version
         if version != VERSION:
-            raise JournalDamaged(f"it has layout version {version}, this program knows {VERSION}")
+            raise StateFileDamaged(f"it has layout version {version}, this program knows {VERSION}")
         file = msgspec.json.decode(data, type=_File)
         if hashlib.sha256(file.body).hexdigest() != file.checksum:
-            raise JournalDamaged("its checksum does not match its content")
-        body = msgspec.json.decode(file.body, type=_Body)
+            raise StateFileDamaged("its checksum does not match its content")
+        body = msgspec.json.decode(file.body, type=_BODY)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise JournalDamaged(f"it cannot be read: {error}") from None
+        raise StateFileDamaged(f"it cannot be read: {error}") from None
     if encode_journal(body.boot_id, body.entries) != data:
-        raise JournalDamaged("it has bytes that this program never writes")
+        raise StateFileDamaged("it has bytes that this program never writes")
     for entry in body.entries:
         if not is_cgroup_path(entry.cgroup) or not all(map(_is_kernel_text, entry.raw.texts.values())):
-            raise JournalDamaged(f"it has an entry of {entry.cgroup[:60]!r} that this program never writes")
+            raise StateFileDamaged(f"it has an entry of {entry.cgroup[:60]!r} that this program never writes")
     return body.boot_id, body.entries
 
 
-class OriginalsJournal:
-    """The journal in one file. `open_originals` opens it and locks the state directory. `messages` reports what was
-    wrong or outdated when the file was opened."""
+class OriginalsJournal(BootJournal[KnobKey, OriginalValue]):
+    """The journal of knobs. `open_originals` opens it and locks the state directory."""
 
     def __init__(self, path: Path, boot_id: str, *, lock: int | None = None) -> None:
-        self.path = path
-        self.messages: tuple[str, ...] = ()
+        super().__init__(path, boot_id, JournalCodec(key_of, encode_journal, decode_journal))
         self.last_written = LastWrittenValues()
-        self._boot_id = boot_id
         self._lock = lock
-        self._entries: dict[KnobKey, OriginalValue] = {}
-        self._load()
-
-    def entries(self) -> tuple[OriginalValue, ...]:
-        """Return the originals of all knobs that may still differ from them."""
-        return tuple(self._entries.values())
 
     def find(self, cgroup: str, cgroup_id: int, knob: Knob) -> OriginalValue | None:
         """Return the original of the knob; None if the agent never wrote it."""
-        entry = self._entries.get((cgroup, knob))
+        entry = self.by_key.get((cgroup, knob))
         return entry if entry is not None and entry.cgroup_id == cgroup_id else None
 
     def damaged(self) -> tuple[Path, ...]:
@@ -164,24 +142,22 @@ class OriginalsJournal:
     def record(self, *originals: OriginalValue, replace: Collection[KnobKey] = ()) -> None:
         """Save these originals; on return they are on disk. The first original of a knob stays, unless its key is in
         `replace`. Raises Unavailable, and then nothing is recorded: the knobs must not be written."""
-        merged = dict(self._entries)
+        merged = dict(self.by_key)
         for original in originals:
             previous = merged.get(key_of(original))
             if previous is None or not _same_cgroup(previous, original) or key_of(original) in replace:
                 merged[key_of(original)] = original
-        if merged != self._on_disk:
-            self._save(merged)
-        self._entries = merged
+        self.save(merged)
 
     def forget_vanished(self, files: KnobWriter) -> None:
         """Drop entries of removed cgroups, in memory only: the next record saves it."""
-        groups = {(entry.cgroup, entry.cgroup_id) for entry in self._entries.values()}
+        groups = {(entry.cgroup, entry.cgroup_id) for entry in self.by_key.values()}
         vanished = {group for group in groups if not files.alive(*group)}
         if vanished:
-            self._entries = {
-                key: entry for key, entry in self._entries.items() if (entry.cgroup, entry.cgroup_id) not in vanished
+            self.by_key = {
+                key: entry for key, entry in self.by_key.items() if (entry.cgroup, entry.cgroup_id) not in vanished
             }
-        self.last_written.keep_only(self._entries)
+        self.last_written.keep_only(self.by_key)
 
     def restore(self, files: KnobWriter, keep: Collection[KnobKey] = ()) -> tuple[Outcome, ...]:
         """Restore every original, except those of the knobs in `keep`. Restored entries and those of removed cgroups
@@ -192,16 +168,14 @@ class OriginalsJournal:
 
     def _restore(self, files: KnobWriter, keep: Collection[KnobKey]) -> tuple[Outcome, ...]:
         owners = {
-            key: entry if key in keep else self._value_to_restore(entry, files) for key, entry in self._entries.items()
+            key: entry if key in keep else self._value_to_restore(entry, files) for key, entry in self.by_key.items()
         }
-        modified = {key for key, entry in owners.items() if entry is not self._entries[key]}
+        modified = {key for key, entry in owners.items() if entry is not self.by_key[key]}
         outcomes, restored = restore_originals(tuple(owners.values()), files, keep)
         outcomes = tuple(_with_left_note(outcome, modified) for outcome in outcomes)
-        remaining = {key: entry for key, entry in self._entries.items() if key not in restored}
+        remaining = {key: entry for key, entry in self.by_key.items() if key not in restored}
         try:
-            if remaining != self._on_disk:
-                self._save(remaining)
-            self._entries = remaining
+            self.save(remaining)
         except Unavailable as error:
             self.messages += (f"{error.reason}: {error.remedy}",)
         # A failed restore may have changed the value, and leaving cpu.idle resets the weight.
@@ -213,7 +187,7 @@ class OriginalsJournal:
 
     def _value_to_restore(self, entry: OriginalValue, files: KnobWriter) -> OriginalValue:
         """Return the original, or the present value if it was modified externally since the agent's last write."""
-        if not self.last_written.has_written(entry):
+        if self.last_written.get(key_of(entry)) is None:
             return entry
         try:
             raw = files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.directory_id)
@@ -227,39 +201,6 @@ class OriginalsJournal:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def _load(self) -> None:
-        # None: the next save replaces the file, even if there are no entries.
-        self._on_disk: Mapping[KnobKey, OriginalValue] | None = {}
-        try:
-            data = read_small_file(self.path, MAX_FILE_BYTES)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise Unavailable(
-                f"originals cannot be read from {self.path}: {error.strerror}", "make the file readable for this user"
-            ) from None
-        try:
-            boot_id, entries = decode_journal(data)
-        except JournalDamaged as error:
-            self._quarantine(str(error))
-            return
-        if boot_id == self._boot_id:
-            self._entries = {key_of(entry): entry for entry in entries}
-            self._on_disk = dict(self._entries)
-        else:
-            self._on_disk = None
-            self.messages = (f"{self.path}: dropped {len(entries)} originals of another boot, whose cgroups are gone",)
-
-    def _quarantine(self, reason: str) -> None:
-        aside = quarantine_file(self.path, reason)
-        self.messages = (
-            f"{self.path} was damaged: {reason}. It was renamed to {aside}: compare it with its cgroups, then delete it",
-        )
-
-    def _save(self, entries: Mapping[KnobKey, OriginalValue]) -> None:
-        write_journal(self.path, encode_journal(self._boot_id, entries.values()) if entries else None)
-        self._on_disk = dict(entries)
 
 
 def _with_left_note(outcome: Outcome, modified: Collection[KnobKey]) -> Outcome:

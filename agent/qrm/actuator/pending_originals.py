@@ -14,8 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from agent.qrm.actuator.originals import OriginalsJournal
-from agent.qrm.actuator.plan import failure_outcome
-from agent.qrm.actuator.restore import key_of
+from agent.qrm.actuator.restore import failure_outcome, key_of
 from agent.qrm.actuator.writer import KnobWriter, OriginalValue, RawValue, cgroup_directory
 from agent.qrm.cpuset.state import CpusetEntry, CpusetState
 from agent.qrm.knobs.knob_files import MEMORY_MIGRATE_FILE, canonical

@@ -25,7 +25,7 @@ from agent.qrm.knobs.knob_files import (
 from agent.qrm.knobs.notation import MAX, parse_number
 from api.cpu import parse_cpu_list
 from api.decision import Decision, Outcome, OutcomeStatus
-from api.interfaces import Unavailable, Vanished
+from api.interfaces import Unavailable
 from api.knobs import Knob
 
 _SIZE_KNOBS = (Knob.MEMORY_MAX, Knob.MEMORY_HIGH, Knob.MEMORY_LOW, Knob.MEMORY_MIN, Knob.SWAP_MAX)
@@ -156,26 +156,6 @@ def with_note(outcome: Outcome, note: str) -> Outcome:
 def original_of(decision: Decision, knob: Knob, raw: RawValue) -> OriginalValue:
     """Return the journal entry for a knob of the decision's cgroup."""
     return OriginalValue(cgroup=decision.cgroup, cgroup_id=decision.cgroup_id, knob=knob, raw=raw)
-
-
-def failure_outcome(
-    decision: Decision,
-    error: Unavailable | Vanished,
-    *,
-    before: str | None = None,
-    after: str | None = None,
-    clamped_from: str | None = None,
-) -> Outcome:
-    """Return the outcome of a decision that failed with this error."""
-    vanished = isinstance(error, Vanished)
-    return Outcome(
-        decision=decision,
-        status=OutcomeStatus.VANISHED if vanished else OutcomeStatus.REFUSED,
-        before=before,
-        after=after,
-        error=f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else str(error),
-        clamped_from=clamped_from,
-    )
 
 
 STEP_BYTES = 256 << 20

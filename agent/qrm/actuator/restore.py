@@ -1,20 +1,30 @@
 """Restores original values in an order that the kernel accepts.
 `cpu.idle` goes first, because leaving it resets the weight, and a weight cannot be written while it is set. A
 value that the kernel refuses is tried again after the others; CPU lists are widened before any of them is
-narrowed.
+narrowed. `restore_all` restores everything at the end of the agent and reports it to the journal and the log.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from agent.qrm.actuator.writer import KernelRefused, KnobWriter, OriginalValue, RawValue
 from agent.qrm.knobs.knob_files import CHANGED_BY, KNOB_GROUPS, KNOB_ORDER, LIST_KNOBS
 from api.cpu import format_cpu_list, parse_cpu_list
-from api.decision import Decision, Outcome, OutcomeStatus
-from api.interfaces import Unavailable, Vanished
+from api.decision import Cycle, Decision, Outcome, OutcomeStatus
+from api.interfaces import CycleSink, Unavailable, Vanished
 from api.knobs import Knob, Reason
+
+if TYPE_CHECKING:
+    from agent.qrm.actuator.node_knobs import NodeKnobs
+    from agent.qrm.actuator.originals import OriginalsJournal
+
+log = logging.getLogger("dioptase")
 
 KnobKey = tuple[str, Knob]
 """A cgroup and one of its knobs."""
@@ -26,6 +36,26 @@ WEIGHT_PINNED = "cpu.idle=1 pins the weight"
 
 def key_of(entry: OriginalValue) -> KnobKey:
     return entry.cgroup, entry.knob
+
+
+def failure_outcome(
+    decision: Decision,
+    error: Unavailable | Vanished,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    clamped_from: str | None = None,
+) -> Outcome:
+    """Return the outcome of a decision that failed with this error."""
+    vanished = isinstance(error, Vanished)
+    return Outcome(
+        decision=decision,
+        status=OutcomeStatus.VANISHED if vanished else OutcomeStatus.REFUSED,
+        before=before,
+        after=after,
+        error=f"{error.reason}: {error.remedy}" if isinstance(error, Unavailable) else str(error),
+        clamped_from=clamped_from,
+    )
 
 
 def still_needed(
@@ -44,7 +74,7 @@ def still_needed(
 
 
 def restore_originals(
-    entries: Sequence[OriginalValue], files: KnobWriter, keep: Collection[KnobKey] = ()
+    entries: Sequence[OriginalValue], files: KnobWriter, keep: Collection[KnobKey]
 ) -> tuple[tuple[Outcome, ...], frozenset[KnobKey]]:
     """Restore all entries but those of `keep`; return the outcomes and the keys that are restored."""
     outcomes: list[Outcome] = []
@@ -84,12 +114,29 @@ def _restore_group(
 
 
 def _restore_entry(entry: OriginalValue, files: KnobWriter, still_idle: Collection[str]) -> Outcome:
+    value = _display_value(entry, files, entry.raw)
+    decision = Decision(
+        cgroup=entry.cgroup, cgroup_id=entry.cgroup_id, pod="", knob=entry.knob, value=value, reason=RESTORE_REASON
+    )
     if entry.knob is Knob.WEIGHT and entry.cgroup not in still_idle and is_idle(entry, files):
         # Another program set cpu.idle, which discarded the old weight: leaving it gives the default.
-        return _restore_outcome(
-            entry, files, OutcomeStatus.UNCHANGED, error=f"{WEIGHT_PINNED}; there is nothing to put back"
-        )
-    return _restore_value(entry, files)
+        error_text = f"{WEIGHT_PINNED}; there is nothing to restore"
+        return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, error=error_text)
+    before = None
+    try:
+        present = _read_current(entry, files)
+        before = _display_value(entry, files, present)
+        if present.texts == entry.raw.texts:
+            return Outcome(decision=decision, status=OutcomeStatus.UNCHANGED, before=before, after=before)
+        substituted = _write_original(entry, files)
+        written = _read_current(entry, files)
+    except (Unavailable, Vanished) as error:
+        return failure_outcome(decision, error, before=before)
+    after = _display_value(entry, files, written)
+    if written.texts != entry.raw.texts and not substituted:
+        error_text = "the kernel shows another value than the original: look for another program that writes it"
+        return Outcome(decision=decision, status=OutcomeStatus.MISMATCH, before=before, after=after, error=error_text)
+    return Outcome(decision=decision, status=OutcomeStatus.APPLIED, before=before, after=after)
 
 
 def is_idle(entry: OriginalValue, files: KnobWriter) -> bool:
@@ -115,48 +162,6 @@ def _write_original(entry: OriginalValue, files: KnobWriter) -> bool:
     return False
 
 
-def _restore_value(entry: OriginalValue, files: KnobWriter) -> Outcome:
-    before = after = None
-    try:
-        present = _read_current(entry, files)
-        before = _display_value(entry, files, present)
-        if present.texts == entry.raw.texts:
-            return _restore_outcome(entry, files, OutcomeStatus.UNCHANGED, before=before, after=before)
-        substituted = _write_original(entry, files)
-        written = _read_current(entry, files)
-        after = _display_value(entry, files, written)
-    except Vanished as error:
-        return _restore_outcome(entry, files, OutcomeStatus.VANISHED, before=before, error=str(error))
-    except Unavailable as error:
-        return _restore_outcome(
-            entry, files, OutcomeStatus.REFUSED, before=before, error=f"{error.reason}: {error.remedy}"
-        )
-    if written.texts != entry.raw.texts and not substituted:
-        error_text = "the kernel shows another value than the original: look for another program that writes it"
-        return _restore_outcome(entry, files, OutcomeStatus.MISMATCH, before=before, after=after, error=error_text)
-    return _restore_outcome(entry, files, OutcomeStatus.APPLIED, before=before, after=after)
-
-
-def _restore_outcome(
-    entry: OriginalValue,
-    files: KnobWriter,
-    status: OutcomeStatus,
-    *,
-    before: str | None = None,
-    after: str | None = None,
-    error: str = "",
-) -> Outcome:
-    decision = Decision(
-        cgroup=entry.cgroup,
-        cgroup_id=entry.cgroup_id,
-        pod="",
-        knob=entry.knob,
-        value=_display_value(entry, files, entry.raw),
-        reason=RESTORE_REASON,
-    )
-    return Outcome(decision=decision, status=status, before=before, after=after, error=error)
-
-
 def _read_current(entry: OriginalValue, files: KnobWriter) -> RawValue:
     return files.read_raw(entry.cgroup, entry.cgroup_id, entry.knob, entry.raw.directory_id)
 
@@ -177,3 +182,47 @@ def _display_value(entry: OriginalValue, files: KnobWriter, raw: RawValue) -> st
         return files.decode(entry.cgroup, entry.knob, raw)
     except Unavailable:
         return " ".join(raw.texts.values()).strip()
+
+
+def restore_all(
+    originals: OriginalsJournal | None,
+    files: KnobWriter,
+    node_knobs: NodeKnobs | None,
+    latest: Cycle | None,
+    journal: CycleSink,
+    late_outcomes: tuple[Outcome, ...] = (),
+) -> int:
+    """Restore all knobs of cgroups and of the node; return how many values could not be restored. Never raises:
+    `dioptase reset` tries the rest again. `late_outcomes` are outcomes of the runtime since the last cycle."""
+    if originals is None:
+        return 0
+    outcomes, remaining = originals.restore(files), 0
+    if node_knobs is not None:
+        node_outcomes, remaining = _restore_node_knobs(node_knobs)
+        outcomes += node_outcomes
+    if latest is not None:
+        journal.publish(
+            msgspec.structs.replace(
+                latest, trigger="end", advice=None, runtime_outcomes=late_outcomes, outcomes=outcomes
+            )
+        )
+    restored_count = sum(outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED) for outcome in outcomes)
+    log.info("Restored %d changed values", restored_count)
+    for outcome in outcomes:
+        if outcome.error and outcome.status is not OutcomeStatus.VANISHED:
+            log.error("%s %s: %s", outcome.decision.cgroup, outcome.decision.knob.value, outcome.error)
+    for message in originals.messages:
+        log.warning("%s", message)
+    remaining += len(originals.entries())
+    if remaining:
+        log.error("%d values could not be restored: run `dioptase reset`", remaining)
+    return remaining
+
+
+def _restore_node_knobs(node_knobs: NodeKnobs) -> tuple[tuple[Outcome, ...], int]:
+    try:
+        outcomes = node_knobs.restore()
+    except Unavailable as error:
+        log.error("%s: %s", error.reason, error.remedy)
+        return (), 1
+    return outcomes, sum(outcome.status is OutcomeStatus.REFUSED for outcome in outcomes)

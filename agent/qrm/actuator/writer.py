@@ -295,7 +295,7 @@ class KnobWriter:
         return any(self._has_files(codec, cgroup) for codec in self._codecs(knob))
 
     def read_text(self, cgroup: str, cgroup_id: int, controller: str, file: str) -> str:
-        """Return the content of any other file of the cgroup."""
+        """Return the content of one file of the cgroup in that controller, such as `memory.stat`."""
         return self._raw(self._mount(controller), cgroup, cgroup_id, (file,), {}).texts[file]
 
     def write_one_shot(self, cgroup: str, cgroup_id: int, knob: Knob, text: str) -> None:

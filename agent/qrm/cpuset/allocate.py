@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -34,14 +34,16 @@ from agent.qrm.cpuset.state import (
     RECLAIM,
     RESERVE,
     SYSTEM_PREFIX,
+    CpuListCache,
     CpusetAllocation,
     CpusetEntry,
     CpusetState,
     NumaState,
     bound_numa_nodes,
-    cpu_lists_by_numa,
+    container_entry,
+    list_pools,
     pods_to_allocate,
-    pool_entry,
+    pool_entries,
     pool_name_of,
     requested_cores,
     without_pending_containers,
@@ -49,7 +51,6 @@ from agent.qrm.cpuset.state import (
 from agent.qrm.cpuset.topology_layout import CpuLayout, layout_of
 from api.advice import NOT_NUMA_BOUND, PoolSize
 from api.cpu import Topology, format_cpu_list
-from api.decision import Pool
 from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
@@ -74,20 +75,7 @@ class ContainerPools:
     @property
     def ramp_up_cpus(self) -> frozenset[int]:
         """CPUs of a container that ramps up: all that are neither reserved nor dedicated."""
-        return self.bindings.ledger.free or self.fallback
-
-
-@dataclass
-class _CpuListCache:
-    """CPU tuple, CPU list and CPU lists by NUMA node of each distinct set of CPUs."""
-
-    layout: CpuLayout
-    _lists: dict[frozenset[int], tuple[tuple[int, ...], str, Mapping[int, str]]] = field(default_factory=dict)
-
-    def of(self, cpus: frozenset[int]) -> tuple[tuple[int, ...], str, Mapping[int, str]]:
-        if cpus not in self._lists:
-            self._lists[cpus] = (tuple(sorted(cpus)), format_cpu_list(cpus), cpu_lists_by_numa(self.layout, cpus))
-        return self._lists[cpus]
+        return self.bindings.allocations.free or self.fallback
 
 
 def allocate_containers(
@@ -100,7 +88,7 @@ def allocate_containers(
     entries: dict[str, dict[str, CpusetEntry]] = {
         uid: dict(state.pod(uid)) for uid in state.residual if uid not in inputs.owners
     }
-    cpu_lists = _CpuListCache(inputs.layout)
+    lists = CpuListCache(inputs.layout)
     selector = _CpusetSelector(inputs, pods)
     pool_reasons: dict[tuple[str, frozenset[int]], Reason] = {}
     for pod in pods:
@@ -112,26 +100,22 @@ def allocate_containers(
             since_ns = now_ns if before is None else before.since_ns
             ramping = _is_ramping_up(pod, owner, before, state, young=now_ns - since_ns < config.ramp_up_s * NS_PER_S)
             chosen = inputs.ramp_up_cpus if ramping else selector.cpus(pod, container)
-            cpus[container.cgroup], text, nodes = cpu_lists.of(chosen)
+            cpus[container.cgroup], text, _ = lists.of(chosen)
             mems[container.cgroup] = selector.mems(pod, chosen)
             pod_reason = _ramp_up_reason(config.ramp_up_s, text) if ramping else inputs.bindings.reasons.get(pod.key)
             reasons[container.cgroup] = (
                 rejected or pod_reason or pool_reasons.setdefault((owner, chosen), _pool_reason(owner, text))
             )
-            entries.setdefault(pod.uid, {})[container.name] = CpusetEntry(
-                pod_uid=pod.uid,
-                pod_namespace=pod.namespace,
-                pod_name=pod.name,
-                container_name=container.name,
-                container_type="SIDECAR" if container.sidecar else "MAIN",
-                owner_pool_name=owner,
-                qos_level=pod.qos.value,
+            entries.setdefault(pod.uid, {})[container.name] = container_entry(
+                pod,
+                container,
+                owner,
+                chosen,
+                lists,
                 ramp_up=ramping,
-                allocation_result=text,
-                topology_aware_assignments=nodes,
                 request_quantity=_entry_request_cores(pod, container, before),
                 bound_numa=inputs.bindings.nodes.get(pod.uid, ()),
-                exclusive=pod.uid in inputs.bindings.ledger.owned,
+                exclusive=pod.uid in inputs.bindings.allocations.owned,
                 since_ns=since_ns,
             )
     placement = CpusetAllocation(
@@ -153,7 +137,7 @@ class _CpusetSelector:
         unbound = reclaim - layout.on(reclaimed) or reclaim
         self._reclaim = unbound - layout.on(inputs.limited) or unbound
         online = {numa for pod in pods if pod.qos.online for numa in nodes.get(pod.uid, ())}
-        owned = {numa for owned in inputs.bindings.ledger.owned.values() for numa in owned}
+        owned = {numa for owned in inputs.bindings.allocations.owned.values() for numa in owned}
         self._not_owned = frozenset(layout.numa) - owned
         self._unbound = self._not_owned - online
         self._mems: dict[tuple[frozenset[int], frozenset[int]], tuple[int, ...]] = {}
@@ -206,7 +190,7 @@ def _entry_request_cores(pod: Pod, container: Container, before: CpusetEntry | N
 def _ramp_up_reason(ramp_up_s: float, text: str) -> Reason:
     return Reason(
         rule="ramp_up",
-        text=f"The container is younger than {ramp_up_s:g} s: it may use all pooled CPUs, {text}.",
+        text=f"The container is younger than {ramp_up_s:g} s: it may use all CPUs of the pools, {text}.",
         threshold=ramp_up_s,
         inputs={"cpu_list": text},
     )
@@ -245,11 +229,7 @@ def allocate_cpusets(
     `restrict_to_allowed`)."""
     if state.policy_name not in ("", config.policy):
         state = CpusetState(numa_headroom=state.numa_headroom)
-    pods = pods_to_allocate(pods, state)
-    state = _expire_residual_pods(state, pods, config, now_ns)
-    layout = layout_of(topology)
-    static = reserve_cpus(layout, config, state.pool(RESERVE), state.exclusive_cpus())
-    ordered = sorted(pods, key=lambda pod: _binding_order(pod, state))
+    ordered, state, layout, static = _prepare(pods, topology, state, config, now_ns)
     if config.policy == "native":
         placement, state = allocate_native(ordered, layout, static, state, config, now_ns)
         return without_pending_containers(placement), state
@@ -270,7 +250,7 @@ def allocate_cpusets(
     all_pools = {RESERVE: static.reserve, INTERRUPT: static.interrupt, **pools, FALLBACK: inputs.fallback}
     result = msgspec.structs.replace(
         without_pending_containers(placement),
-        pools=tuple(Pool(name=name, cpus=tuple(sorted(cpus))) for name, cpus in sorted(all_pools.items()) if cpus),
+        pools=list_pools(all_pools),
     )
     return result, _next_state(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, layout, state)
 
@@ -279,11 +259,19 @@ def compute_numa_bindings(
     pods: Sequence[Pod], topology: Topology, state: CpusetState, config: CpuPlacementConfig, now_ns: int
 ) -> NumaBindings:
     """Return the NUMA bindings that `allocate_cpusets` would compute: what is left for one more pod."""
+    ordered, state, layout, static = _prepare(pods, topology, state, config, now_ns)
+    return bind_pods(ordered, layout, static.usable, state, config)
+
+
+def _prepare(
+    pods: Sequence[Pod], topology: Topology, state: CpusetState, config: CpuPlacementConfig, now_ns: int
+) -> tuple[list[Pod], CpusetState, CpuLayout, ReservedCpus]:
+    """Return the pods in the order of binding, the state without expired pods, the layout and the reserved CPUs."""
     pods = pods_to_allocate(pods, state)
     state = _expire_residual_pods(state, pods, config, now_ns)
     layout = layout_of(topology)
     static = reserve_cpus(layout, config, state.pool(RESERVE), state.exclusive_cpus())
-    return bind_pods(sorted(pods, key=lambda pod: _binding_order(pod, state)), layout, static.usable, state, config)
+    return sorted(pods, key=lambda pod: _binding_order(pod, state)), state, layout, static
 
 
 def _expire_residual_pods(
@@ -332,8 +320,8 @@ def _pools_by_pod(pods: Sequence[Pod], bindings: NumaBindings, sizes: Sequence[P
 
 def _reject_excess_requests(pods: Sequence[Pod], bindings: NumaBindings) -> None:
     """Reject shared pods, in order, whose requests exceed the CPUs that dedicated and bound pods leave."""
-    ledger = bindings.ledger
-    available = max(len(ledger.free) - sum(ledger.requested.values()), 0.0)
+    allocations = bindings.allocations
+    available = max(len(allocations.free) - sum(allocations.requested.values()), 0.0)
     accepted_cores = 0.0
     unbound_pods = [pod for pod in pods if pod.qos is QoSLevel.SHARED and pod.uid not in bindings.nodes]
     for pod in unbound_pods:
@@ -358,15 +346,15 @@ def _allocate_pools(
     bindings: NumaBindings,
     inputs: _PoolInputs,
 ) -> dict[str, frozenset[int]]:
-    ledger, config = bindings.ledger, inputs.config
-    layout = ledger.layout
+    allocations, config = bindings.allocations, inputs.config
+    layout = allocations.layout
     demand = _pool_demand(pods, owners, bindings, config)
     bound = frozenset(
         {numa for _pool, numa in demand if numa != NOT_NUMA_BOUND} | _numa_bound_by_sizes(sizes, layout)
     ) & frozenset(layout.numa)
     capacity = PoolCapacity(
-        bound={numa: len(layout.on([numa]) & ledger.free) for numa in sorted(bound)},
-        unbound=len(ledger.free - layout.on(bound)),
+        bound={numa: len(layout.on([numa]) & allocations.free) for numa in sorted(bound)},
+        unbound=len(allocations.free - layout.on(bound)),
     )
     reclaim_cpus = config.reclaim_reserve(len(layout.order), len(layout.numa))
     reserve = spread_over_numa(reclaim_cpus, tuple(layout.numa))
@@ -382,13 +370,13 @@ def _allocate_pools(
     sized_pools: tuple[SizedPool, ...] = fit_pool_sizes(completed, capacity)
     assignable = AssignableCpus(
         layout=layout,
-        free=ledger.free,
+        free=allocations.free,
         usable=inputs.static.usable,
         before={name: inputs.state.pool(name) for name in {RECLAIM, *(pool.pool for pool in sized_pools)}},
         bound=bound,
         dedicated=_dedicated_cpus(pods, bindings),
-        least=reclaim_cpus,
-        owned=layout.on(numa for nodes in ledger.owned.values() for numa in nodes) & inputs.static.usable,
+        shared_reclaim_cpus=reclaim_cpus,
+        owned=layout.on(numa for nodes in allocations.owned.values() for numa in nodes) & inputs.static.usable,
     )
     return assign_pools(sized_pools, completed, assignable)
 
@@ -461,8 +449,5 @@ def _next_state(
             )
             for numa, cpus in layout.numa.items()
         },
-        pod_entries={
-            **{name: {POOL_ENTRY: pool_entry(name, cpus, layout)} for name, cpus in sorted(pools.items()) if cpus},
-            **dict(sorted(entries.items())),
-        },
+        pod_entries={**pool_entries(pools, layout), **dict(sorted(entries.items()))},
     )

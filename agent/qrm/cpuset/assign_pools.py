@@ -47,11 +47,7 @@ class SizedPool:
 def scale_pool_sizes(sizes: Mapping[PoolKey, int], available: int) -> Mapping[PoolKey, int] | None:
     """Scale sizes in proportion to at most `available` CPUs; each at least 1. Sizes that fit stay unchanged. None if
     there are more pools than CPUs."""
-    if len(sizes) > available:
-        return None
-    if not sizes or (sum(sizes.values()) <= available):
-        return sizes
-    return scale_proportionally(sizes, available)
+    return scale_proportionally(sizes, min(sum(sizes.values()), available))
 
 
 def spread_over_numa(total: int, nodes: Sequence[int]) -> Mapping[int, int]:
@@ -156,7 +152,7 @@ class AssignableCpus:
     """NUMA nodes that pools are bound to."""
     dedicated: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """CPUs of dedicated pods by pod key, for sizes that overlap them with reclaim."""
-    least: int = 1
+    shared_reclaim_cpus: int = 1
     """Number of CPUs that reclaim shares with other pools if it has none of its own."""
     owned: frozenset[int] = NO_CPUS
     """CPUs of NUMA nodes that one pod owns."""
@@ -253,7 +249,7 @@ def _assign_reclaim_pool(
         # Reclaimed pods always get CPUs: if need be those of online pods, where priority makes them yield.
         isolated = NO_CPUS.union(*(cpus for name, cpus in pools.items() if name.startswith(ISOLATION_PREFIX)))
         result = select_round_robin(
-            layout, assignable.least, assignable.free - isolated or assignable.fallback_cpus, before
+            layout, assignable.shared_reclaim_cpus, assignable.free - isolated or assignable.fallback_cpus, before
         )
     return result
 

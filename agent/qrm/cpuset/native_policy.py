@@ -16,18 +16,18 @@ from agent.qrm.cpuset.select_cpus import NO_CPUS, select_cpus, select_evenly
 from agent.qrm.cpuset.state import (
     DEDICATED,
     INTERRUPT,
-    POOL_ENTRY,
     RESERVE,
     SHARE,
+    CpuListCache,
     CpusetAllocation,
     CpusetEntry,
     CpusetState,
     container_entry,
-    pool_entry,
+    list_pools,
+    pool_entries,
 )
 from agent.qrm.cpuset.topology_hints import NoTopologyHint, fewest_nodes
 from agent.qrm.cpuset.topology_layout import CpuLayout
-from api.decision import Pool
 from api.knobs import Reason
 from api.pod import Container, Pod
 
@@ -123,39 +123,32 @@ def _build_allocation(
         rule="native_shared",
         text=f"The container shares {len(shared)} CPUs with all containers without exclusive CPUs.",
     )
-    ordered = tuple(sorted(shared))
+    lists = CpuListCache(layout)
     for pod in pods:
         for container in pod.containers:
             exclusive = cpus_by_cgroup.get(container.cgroup)
-            cpus[container.cgroup] = ordered if exclusive is None else tuple(sorted(exclusive))
-            text = f"The pod is Guaranteed and requests whole CPUs: the container has {len(exclusive or ())} exclusive CPUs."
+            chosen = shared if exclusive is None else exclusive
+            cpus[container.cgroup] = lists.of(chosen)[0]
+            text = f"The pod is Guaranteed and requests whole CPUs: the container has {len(chosen)} exclusive CPUs."
             reason = shared_reason if exclusive is None else Reason(rule="native_exclusive", text=text)
             reasons[container.cgroup] = rejected.get(pod.key, reason) if exclusive is None else reason
             before = state.pod(pod.uid).get(container.name)
-            entry = container_entry(
-                pod, container, SHARE if exclusive is None else DEDICATED, cpus[container.cgroup], layout
-            )
+            owner = SHARE if exclusive is None else DEDICATED
             since_ns = now_ns if before is None else before.since_ns
-            entries.setdefault(pod.uid, {})[container.name] = msgspec.structs.replace(entry, since_ns=since_ns)
+            entry = container_entry(pod, container, owner, chosen, lists, since_ns=since_ns)
+            entries.setdefault(pod.uid, {})[container.name] = entry
     pools = {RESERVE: allocation.static.reserve, INTERRUPT: allocation.static.interrupt, SHARE: shared}
     placement = CpusetAllocation(
-        pools=tuple(
-            Pool(name=name, cpus=tuple(sorted(pool_cpus))) for name, pool_cpus in sorted(pools.items()) if pool_cpus
-        ),
+        pools=list_pools(pools),
         cpus=cpus,
         mems=dict.fromkeys(cpus, tuple(layout.numa)),
         rejected=rejected,
         reasons=reasons,
     )
-    pool_entries = {
-        name: {POOL_ENTRY: pool_entry(name, pool_cpus, layout)}
-        for name, pool_cpus in sorted(pools.items())
-        if pool_cpus
-    }
     after = msgspec.structs.replace(
         state,
         policy_name=NATIVE_POLICY,
-        pod_entries={**pool_entries, **dict(sorted(entries.items()))},
+        pod_entries={**pool_entries(pools, layout), **dict(sorted(entries.items()))},
         machine_state={},
     )
     return placement, after

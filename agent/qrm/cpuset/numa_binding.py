@@ -171,7 +171,7 @@ def _rejection_reason(pod: Pod, cores: float, left: Mapping[int, float], headroo
     rooms = ", ".join(f"{node}: {max(room, 0.0):g}" for node, room in sorted(left.items())) or "none"
     return Reason(
         rule="numa_headroom_too_small",
-        text=f"{pod.key} requests {cores:g} reclaimed CPUs on one NUMA node; left to bind to on node: {rooms}.",
+        text=f"{pod.key} requests {cores:g} reclaimed CPUs on one NUMA node; CPUs left by node: {rooms}.",
         inputs={"request_cores": cores, **{f"left_on_{node}": room for node, room in left.items()}},
     )
 
@@ -180,7 +180,7 @@ def _rejection_reason(pod: Pod, cores: float, left: Mapping[int, float], headroo
 class NumaBindings:
     """Result of binding, filled pod by pod."""
 
-    ledger: NumaAllocations
+    allocations: NumaAllocations
     nodes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """NUMA nodes of a bound pod, by uid."""
     cpus: dict[str, frozenset[int]] = field(default_factory=dict)
@@ -197,9 +197,11 @@ def bind_pods(
     """Bind every pod that requests it, in the order of `pods`."""
     unbound_cores = sum(pod_cores(pod, config) for pod in pods if _is_shared(pod) and not pod.enhancements.numa_binding)
     result = NumaBindings(
-        ledger=NumaAllocations(layout=layout, usable=usable, unbound_cores=unbound_cores, used=_online_pool_cpus(state))
+        allocations=NumaAllocations(
+            layout=layout, usable=usable, unbound_cores=unbound_cores, used=_online_pool_cpus(state)
+        )
     )
-    _retain_residual_pods(result.ledger, pods, state)
+    _retain_residual_pods(result.allocations, pods, state)
     claimants = [
         pod for pod in pods if pod.qos is QoSLevel.DEDICATED or (_is_shared(pod) and pod.enhancements.numa_binding)
     ]
@@ -241,19 +243,19 @@ def _online_pool_cpus(state: CpusetState) -> frozenset[int]:
     return frozenset[int]().union(*map(state.pool, pools))
 
 
-def _retain_residual_pods(ledger: NumaAllocations, pods: Iterable[Pod], state: CpusetState) -> None:
+def _retain_residual_pods(allocations: NumaAllocations, pods: Iterable[Pod], state: CpusetState) -> None:
     """Keep the allocations of pods that are not listed any more until they expire."""
     listed = {pod.uid for pod in pods}
     for uid in sorted(state.residual.keys() - listed):
         for name, entry in sorted(state.pod(uid).items()):
-            nodes = tuple(node for node in entry.bound_numa if node in ledger.layout.numa)
+            nodes = tuple(node for node in entry.bound_numa if node in allocations.layout.numa)
             if entry.exclusive and nodes:
-                ledger.own_nodes(uid, nodes)
+                allocations.own_nodes(uid, nodes)
             elif entry.owner_pool_name == DEDICATED:
-                ledger.assign(f"{uid}/{name}", entry.cpus & ledger.free)
-                ledger.bound.update(nodes)
+                allocations.assign(f"{uid}/{name}", entry.cpus & allocations.free)
+                allocations.bound.update(nodes)
             elif nodes and entry.owner_pool_name != RECLAIM and entry.container_type != "SIDECAR":
-                ledger.bind_shared(nodes, entry.request_quantity)
+                allocations.bind_shared(nodes, entry.request_quantity)
 
 
 def _bind_dedicated(pod: Pod, result: NumaBindings, state: CpusetState, config: CpuPlacementConfig) -> None:
@@ -265,11 +267,11 @@ def _bind_dedicated(pod: Pod, result: NumaBindings, state: CpusetState, config: 
             "it runs with the shared pods.",
         )
         return
-    ledger = result.ledger
+    allocations = result.allocations
     entries = {name: entry for name, entry in state.pod(pod.uid).items() if entry.owner_pool_name == DEDICATED}
     main_containers = [container for container in pod.containers if not container.sidecar] or list(pod.containers[:1])
     counts = {
-        container.name: _dedicated_cpu_count(pod, container, entries, ledger.layout, config)
+        container.name: _dedicated_cpu_count(pod, container, entries, allocations.layout, config)
         for container in main_containers
     }
     if any(_is_resized(pod, container, entries) for container in main_containers):
@@ -277,26 +279,30 @@ def _bind_dedicated(pod: Pod, result: NumaBindings, state: CpusetState, config: 
             rule="dedicated_resize",
             text=f"{pod.key} changed its request in place; it keeps the {sum(counts.values())} CPUs that it started with.",
         )
-    nodes = _retained_nodes(pod, entries, ledger, sum(counts.values()))
+    nodes = _retained_nodes(pod, entries, allocations, sum(counts.values()))
     if nodes is None:
         alone = enhancements.numa_exclusive or not enhancements.numa_share
-        available = ledger.available(alone=alone, first=bool(entries))
+        available = allocations.available(alone=alone, first=bool(entries))
         request = NumaRequest(
             cores=sum(counts.values()), enhancements=enhancements, several=enhancements.numa_exclusive
         )
         nodes = select_hint(
-            topology_hints(request, available, ledger.free, ledger.layout), available, ledger.layout, config
+            topology_hints(request, available, allocations.free, allocations.layout),
+            available,
+            allocations.layout,
+            config,
         ).nodes
     if enhancements.numa_exclusive:
-        owned_cpus = ledger.own_nodes(pod.uid, nodes)
+        owned_cpus = allocations.own_nodes(pod.uid, nodes)
         assigned = dict.fromkeys(counts, owned_cpus)
     else:
         assigned = {
-            name: _select_container_cpus(name, pod, nodes, count, entries, ledger) for name, count in counts.items()
+            name: _select_container_cpus(name, pod, nodes, count, entries, allocations)
+            for name, count in counts.items()
         }
-        ledger.bound.update(nodes)
+        allocations.bound.update(nodes)
         if not enhancements.numa_share:
-            ledger.closed.update(nodes)
+            allocations.closed.update(nodes)
     result.nodes[pod.uid] = nodes
     main_cpus = assigned[main_containers[0].name]
     for container in pod.containers:
@@ -336,59 +342,69 @@ def _is_resized(pod: Pod, container: Container, entries: Mapping[str, CpusetEntr
 
 
 def _retained_nodes(
-    pod: Pod, entries: Mapping[str, CpusetEntry], ledger: NumaAllocations, count: int
+    pod: Pod, entries: Mapping[str, CpusetEntry], allocations: NumaAllocations, count: int
 ) -> tuple[int, ...] | None:
     """Return the previous nodes of the pod if they have enough CPUs, or if no other nodes have more."""
     bound = next((entry.bound_numa for entry in entries.values() if entry.bound_numa), pod.bound_numa)
-    if not bound or not set(bound) <= set(ledger.layout.numa) or ledger.closed.intersection(bound):
+    if not bound or not set(bound) <= set(allocations.layout.numa) or allocations.closed.intersection(bound):
         return None
-    here = ledger.layout.on(bound) & ledger.free
+    here = allocations.layout.on(bound) & allocations.free
     if entries:
-        return bound if here and (len(here) >= count or len(here) >= len(_best_other_cpus(ledger, bound))) else None
+        return (
+            bound if here and (len(here) >= count or len(here) >= len(_best_other_cpus(allocations, bound))) else None
+        )
     alone = pod.enhancements.numa_exclusive or not pod.enhancements.numa_share
-    available = ledger.available(alone=alone)
+    available = allocations.available(alone=alone)
     return bound if sum(available[node] for node in bound) >= count else None
 
 
-def _best_other_cpus(ledger: NumaAllocations, bound: tuple[int, ...]) -> frozenset[int]:
+def _best_other_cpus(allocations: NumaAllocations, bound: tuple[int, ...]) -> frozenset[int]:
     """Return the most free CPUs of the same number of other nodes."""
-    others = [ledger.free & ledger.layout.on([node]) for node in ledger.layout.numa if node not in bound]
+    others = [allocations.free & allocations.layout.on([node]) for node in allocations.layout.numa if node not in bound]
     return frozenset[int]().union(*sorted(others, key=len, reverse=True)[: len(bound)])
 
 
 def _select_container_cpus(
-    name: str, pod: Pod, nodes: tuple[int, ...], count: int, entries: Mapping[str, CpusetEntry], ledger: NumaAllocations
+    name: str,
+    pod: Pod,
+    nodes: tuple[int, ...],
+    count: int,
+    entries: Mapping[str, CpusetEntry],
+    allocations: NumaAllocations,
 ) -> frozenset[int]:
-    here = ledger.layout.on(nodes) & ledger.free
+    here = allocations.layout.on(nodes) & allocations.free
     retained = entries[name].cpus if name in entries else frozenset[int]()
     even = pod.enhancements.distribute_evenly and not retained
     cpus = (
-        select_evenly(ledger.layout, count, here, nodes)
+        select_evenly(allocations.layout, count, here, nodes)
         if even
-        else select_cpus(ledger.layout, count, here, retained, ledger.used)
+        else select_cpus(allocations.layout, count, here, retained, allocations.used)
     )
-    ledger.assign(f"{pod.uid}/{name}", cpus)
+    allocations.assign(f"{pod.uid}/{name}", cpus)
     return cpus
 
 
 def _bind_shared(pod: Pod, result: NumaBindings, state: CpusetState, config: CpuPlacementConfig) -> None:
     """Bind a shared pod to one NUMA node: its previous one, the one it names, or the best by hints."""
-    ledger, cores = result.ledger, pod_cores(pod, config)
+    allocations, cores = result.allocations, pod_cores(pod, config)
     enhancements = pod.enhancements
-    available = ledger.available(alone=not enhancements.numa_share)
+    available = allocations.available(alone=not enhancements.numa_share)
     nodes = bound_numa_nodes(pod, state)
     # A running pod is not moved when its node becomes too small for all.
-    if len(nodes) != 1 or nodes[0] not in ledger.layout.numa or nodes[0] in ledger.closed:
+    if len(nodes) != 1 or nodes[0] not in allocations.layout.numa or nodes[0] in allocations.closed:
         hints = topology_hints(
-            NumaRequest(cores=cores, enhancements=enhancements, several=False), available, ledger.free, ledger.layout
+            NumaRequest(cores=cores, enhancements=enhancements, several=False),
+            available,
+            allocations.free,
+            allocations.layout,
         )
         matching = [hint for hint in hints if hint.nodes == pod.bound_numa]
-        nodes = (matching[0] if matching else select_hint(hints, available, ledger.layout, config)).nodes
+        nodes = (matching[0] if matching else select_hint(hints, available, allocations.layout, config)).nodes
     if len(nodes) > 1:
         raise NoTopologyHint(f"requests {len(nodes)} NUMA nodes; shared_cores are bound to one")
-    ledger.bind_shared(nodes, cores)
+    allocations.bind_shared(nodes, cores)
     if not enhancements.numa_share:
-        ledger.closed.update(nodes)
+        allocations.closed.update(nodes)
     result.nodes[pod.uid] = nodes
     node = nodes[0]
     result.reasons[pod.key] = Reason(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -84,9 +85,11 @@ class CpusetState(
     policy_name: str = ""
     """Empty before the first allocation: containers that exist then are not new."""
     machine_state: Mapping[int, NumaState] = {}
+    """By NUMA node."""
     numa_headroom: Mapping[int, float] = {}
     """Cores available to reclaimed pods by NUMA node; an input that comes from the advisor."""
     overlap: bool = False
+    """Whether online pools share CPUs with reclaim."""
     pod_entries: Mapping[str, Mapping[str, CpusetEntry]] = {}
     """Entries by pod uid and container name, or by pool name and POOL_ENTRY."""
     residual: Mapping[str, int] = {}
@@ -185,6 +188,7 @@ def rebuild_state(
     """Return the state derived from the containers' present cpusets, for when its file is lost or damaged. Cpusets
     as wide as the node say nothing and are skipped. A pool has the cpuset that most of its containers have."""
     layout = layout_of(topology)
+    lists = CpuListCache(layout)
     entries: dict[str, dict[str, CpusetEntry]] = {}
     cpus_by_pool: dict[str, Counter[frozenset[int]]] = {}
     for pod in sorted(pods, key=lambda pod: pod.uid):
@@ -195,19 +199,17 @@ def rebuild_state(
         for container in pod.containers:
             if container.name in narrowed:
                 cpus = narrowed[container.name]
-                allocation = container_entry(pod, container, pool, cpus, layout)
-                entries.setdefault(pod.uid, {})[container.name] = msgspec.structs.replace(
-                    allocation,
-                    bound_numa=bound,
-                    since_ns=now_ns,
-                    exclusive=pod.enhancements.numa_exclusive and pool == DEDICATED,
+                exclusive = pod.enhancements.numa_exclusive and pool == DEDICATED
+                entries.setdefault(pod.uid, {})[container.name] = container_entry(
+                    pod, container, pool, cpus, lists, bound_numa=bound, since_ns=now_ns, exclusive=exclusive
                 )
                 cpus_by_pool.setdefault(pool, Counter())[cpus] += 1
-    for pool, sets in cpus_by_pool.items():
-        if pool != DEDICATED:
-            common_cpus = min(sets, key=lambda cpus: (-sets[cpus], len(cpus), sorted(cpus)))
-            entries[pool] = {POOL_ENTRY: pool_entry(pool, common_cpus, layout)}
-    return CpusetState(policy_name=policy, pod_entries=entries)
+    common_cpus = {
+        pool: min(sets, key=lambda cpus: (-sets[cpus], len(cpus), sorted(cpus)))
+        for pool, sets in cpus_by_pool.items()
+        if pool != DEDICATED
+    }
+    return CpusetState(policy_name=policy, pod_entries={**entries, **pool_entries(common_cpus, layout)})
 
 
 def pool_name_of(pod: Pod, bound: tuple[int, ...]) -> str:
@@ -225,10 +227,30 @@ def pool_name_of(pod: Pod, bound: tuple[int, ...]) -> str:
     return f"{name}-NUMA{bound[0]}" if bound else name
 
 
+def cpu_lists_by_numa(layout: CpuLayout, cpus: Collection[int]) -> Mapping[int, str]:
+    """Return the CPU list of each NUMA node that has some of these CPUs."""
+    return {numa: format_cpu_list(layout.on([numa]) & frozenset(cpus)) for numa in layout.nodes_of(cpus)}
+
+
+class CpuListCache:
+    """CPU tuple, CPU list and CPU lists by NUMA node of each distinct set of CPUs: containers of a pool share them."""
+
+    def __init__(self, layout: CpuLayout) -> None:
+        self._layout = layout
+        self._lists: dict[frozenset[int], tuple[tuple[int, ...], str, Mapping[int, str]]] = {}
+
+    def of(self, cpus: frozenset[int]) -> tuple[tuple[int, ...], str, Mapping[int, str]]:
+        """Return the three forms of these CPUs."""
+        if cpus not in self._lists:
+            self._lists[cpus] = (tuple(sorted(cpus)), format_cpu_list(cpus), cpu_lists_by_numa(self._layout, cpus))
+        return self._lists[cpus]
+
+
 def container_entry(
-    pod: Pod, container: Container, owner: str, cpus: Collection[int], layout: CpuLayout
+    pod: Pod, container: Container, owner: str, cpus: frozenset[int], lists: CpuListCache, **fields: Any
 ) -> CpusetEntry:
-    """Return an entry for a container of the pod."""
+    """Return an entry for a container of the pod; `fields` are further fields of the entry."""
+    _, text, by_numa = lists.of(cpus)
     return CpusetEntry(
         pod_uid=pod.uid,
         pod_namespace=pod.namespace,
@@ -237,25 +259,31 @@ def container_entry(
         container_type="SIDECAR" if container.sidecar else "MAIN",
         owner_pool_name=owner,
         qos_level=pod.qos.value,
-        allocation_result=format_cpu_list(cpus),
-        topology_aware_assignments=cpu_lists_by_numa(layout, cpus),
-        request_quantity=requested_cores(pod, container) or 0.0,
+        allocation_result=text,
+        topology_aware_assignments=by_numa,
+        **{"request_quantity": requested_cores(pod, container) or 0.0, **fields},
     )
 
 
-def pool_entry(name: str, cpus: Collection[int], layout: CpuLayout) -> CpusetEntry:
-    """Return an entry for a pool."""
-    return CpusetEntry(
-        pod_uid=name,
-        owner_pool_name=name,
-        allocation_result=format_cpu_list(cpus),
-        topology_aware_assignments=cpu_lists_by_numa(layout, cpus),
-    )
+def pool_entries(pools: Mapping[str, frozenset[int]], layout: CpuLayout) -> dict[str, dict[str, CpusetEntry]]:
+    """Return the entries of all pools that have CPUs, by name."""
+    return {
+        name: {
+            POOL_ENTRY: CpusetEntry(
+                pod_uid=name,
+                owner_pool_name=name,
+                allocation_result=format_cpu_list(cpus),
+                topology_aware_assignments=cpu_lists_by_numa(layout, cpus),
+            )
+        }
+        for name, cpus in sorted(pools.items())
+        if cpus
+    }
 
 
-def cpu_lists_by_numa(layout: CpuLayout, cpus: Collection[int]) -> Mapping[int, str]:
-    """Return the CPU list of each NUMA node that has some of these CPUs."""
-    return {numa: format_cpu_list(layout.on([numa]) & frozenset(cpus)) for numa in layout.nodes_of(cpus)}
+def list_pools(pools: Mapping[str, frozenset[int]]) -> tuple[Pool, ...]:
+    """Return all pools that have CPUs, sorted by name."""
+    return tuple(Pool(name=name, cpus=tuple(sorted(cpus))) for name, cpus in sorted(pools.items()) if cpus)
 
 
 def requested_cores(pod: Pod, container: Container) -> float | None:

@@ -20,7 +20,7 @@ LARGE_NUMA_COUNT = 8
 
 @dataclass(frozen=True)
 class TopologyHint:
-    """A set of NUMA nodes that holds the request."""
+    """A set of NUMA nodes that can hold the request."""
 
     nodes: tuple[int, ...]
     preferred: bool
@@ -90,7 +90,8 @@ def topology_hints(
 def select_hint(
     hints: Collection[TopologyHint], available: Mapping[int, float], layout: CpuLayout, config: CpuPlacementConfig
 ) -> TopologyHint:
-    """Return the best hint: preferred, then fewest nodes, then most or least available cores."""
+    """Return the best hint: a preferred one, then one of fewest nodes, then the one with the most (`spreading`) or the
+    fewest available cores (`packing`)."""
     candidates, spreads = hints, config.numa_hint == "spreading"
     if config.numa_hint == "dynamic-packing":
         above_threshold = [
@@ -157,21 +158,16 @@ def _requested_numa_count(enhancements: Enhancements) -> int | None:
 
 
 def _describe_conditions(enhancements: Enhancements) -> str:
-    conditions = (
-        (
-            "on nodes " + _format_list(enhancements.numa_ids) if enhancements.numa_ids is not None else "",
-            enhancements.numa_ids is not None,
-        ),
-        (
-            f"on {enhancements.numa_number} nodes",
-            enhancements.numa_number is not None and enhancements.numa_ids is None,
-        ),
-        ("aligned by socket", enhancements.align_by_socket),
-        ("the same number on each node", enhancements.distribute_evenly),
-        ("in whole physical cores", enhancements.full_cores),
-        ("on nodes for itself", enhancements.numa_exclusive),
-    )
-    return "".join(f", {text}" for text, requested in conditions if requested)
+    conditions = []
+    if enhancements.numa_ids is not None:
+        conditions.append(f"on nodes {_format_list(enhancements.numa_ids)}")
+    elif enhancements.numa_number is not None:
+        conditions.append(f"on {enhancements.numa_number} nodes")
+    conditions += ["aligned by socket"] if enhancements.align_by_socket else []
+    conditions += ["the same number on each node"] if enhancements.distribute_evenly else []
+    conditions += ["in whole physical cores"] if enhancements.full_cores else []
+    conditions += ["on nodes for itself"] if enhancements.numa_exclusive else []
+    return "".join(f", {text}" for text in conditions)
 
 
 def _format_list(nodes: Collection[int]) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus, restrict_to_allowed
 from agent.qrm.cpuset.state import CpusetAllocation
-from agent.qrm.decisions.cpu import YIELD_REASON, decide_cpu, lowest_priority
+from agent.qrm.decisions.cpu import YIELD_REASON, cpu_requests, lowest_priority
 from agent.qrm.decisions.knob_requests import KnobRequests, resolve_knob_requests
 from api.advice import KnobRequest, MemoryAdvice, NodeAdvice
 from api.decision import Advice, Decision
@@ -48,21 +48,20 @@ class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
 def compose_decisions(
     result: PolicyResult, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]
 ) -> tuple[Decision, ...]:
-    """Return one decision per (cgroup, knob); `knobs` are those that the kernel offers for each cgroup. Decisions of
-    the CPU advice come first and win over knob requests for the same knob."""
+    """Return one decision per (cgroup, knob); `knobs` are those that the kernel offers for each cgroup. The CPU advice
+    has precedence over other requests for the same knob."""
     managers, advice, placement = snapshot.node.kubelet, result.advice, result.placement
     if managers is not None and managers.manages_cpusets and advice is not None and not advice.idle:
         # The kubelet owns the cpusets, so priority and quota must separate what the pools would have separated.
         advice, placement = msgspec.structs.replace(advice, idle=True), None
-    decisions: tuple[Decision, ...] = ()
+    requests: tuple[KnobRequest, ...] = ()
     if advice is not None:
-        decisions = decide_cpu(advice, restrict_to_allowed(snapshot, result.allowed_cpus), knobs, placement)
-    requests = (
-        *(_idle_root_requests(result.reclaim_roots, snapshot, knobs) if advice is not None and advice.idle else ()),
-        *(result.memory.knob_requests if result.memory is not None else ()),
-        *result.knob_requests.requests,
+        requests = cpu_requests(advice, restrict_to_allowed(snapshot, result.allowed_cpus), knobs, placement)
+        requests += _idle_root_requests(result.reclaim_roots, snapshot, knobs) if advice.idle else ()
+    requests += result.memory.knob_requests if result.memory is not None else ()
+    decisions = resolve_knob_requests(
+        (*requests, *result.knob_requests.requests), snapshot, knobs, result.extra_cgroups
     )
-    decisions += resolve_knob_requests(requests, snapshot, knobs, decisions, result.extra_cgroups)
     kubelet_knobs = _knobs_of_kubelet(managers)
     return tuple(decision for decision in decisions if decision.knob not in kubelet_knobs)
 

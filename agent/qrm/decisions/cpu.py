@@ -1,4 +1,4 @@
-"""Turns CPU advice into decisions on cpusets, quotas, `cpu.idle` and weights (Katalyst's QRM CPU policy).
+"""Turns CPU advice into requests for cpusets, quotas, `cpu.idle` and weights (Katalyst's QRM CPU policy).
 Pure. Online pods are changed only where cpusets separate the pools. Reclaimed pods share the reclaimable CPU, or
 the quota of their NUMA nodes, in proportion to their requests.
 """
@@ -13,9 +13,9 @@ import msgspec
 
 from agent.qrm.cpuset.state import RECLAIM, CpusetAllocation
 from agent.qrm.knobs.knob_files import MIN_QUOTA_US
-from api.advice import NOT_NUMA_BOUND, ControlKnob, PoolSize
+from api.advice import NOT_NUMA_BOUND, ControlKnob, KnobRequest, PoolSize
 from api.cpu import format_cpu_list
-from api.decision import Advice, Decision
+from api.decision import Advice
 from api.knobs import Knob, Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
@@ -65,17 +65,15 @@ MIN_WEIGHT = "1"
 """Weight where the kernel has no cpu.idle: a hundredth of the default, 10 shares on version 1."""
 
 
-def decide_cpu(
+def cpu_requests(
     advice: Advice,
     snapshot: Snapshot,
     knobs: Mapping[str, Collection[Knob]],
     placement: CpusetAllocation | None = None,
-) -> tuple[Decision, ...]:
-    """Return a decision for every knob of a managed container that the advice covers, whatever its current value is.
-    `knobs` are those that the kernel offers for each cgroup. A knob that no cgroup has is not decided; a knob that
-    only one cgroup lacks is, so that its refusal is reported. The actuator drops decisions that change nothing. A
-    cpuset is decided only for containers that may not use the whole node."""
-    available = frozenset[Knob]().union(*knobs.values())
+) -> tuple[KnobRequest, ...]:
+    """Return a request for every knob of a managed container that the advice covers, whatever its current value is.
+    `knobs` are those that the kernel offers for each cgroup. A cpuset is requested only for containers that may not
+    use the whole node."""
     quotas = _node_wide_quotas(advice, snapshot) if advice.idle else _numa_quotas(advice, snapshot, placement)
     reasons = {
         cgroup: region_advice.reason
@@ -83,31 +81,20 @@ def decide_cpu(
         for cgroup in region_advice.region.containers
     }
     cpus, nodes = tuple(sorted(snapshot.topology.ids)), tuple(sorted(snapshot.topology.numa_nodes))
-    decisions: list[Decision] = []
+    requests: list[KnobRequest] = []
     for pod in snapshot.pods:
         for container in pod.containers:
-            sample = snapshot.cgroups.get(container.cgroup)
-            if sample is None:
-                continue
+            cgroup = container.cgroup
             values: dict[Knob, tuple[str, Reason]] = {}
-            if pod.qos is QoSLevel.RECLAIMED:
-                values = _reclaimed_values(advice, quotas.get(container.cgroup), knobs.get(container.cgroup, ()))
+            if pod.qos is QoSLevel.RECLAIMED and cgroup in snapshot.cgroups:
+                values = _reclaimed_values(advice, quotas.get(cgroup), knobs.get(cgroup, ()))
             if placement is not None:
-                pool_reason = reasons.get(container.cgroup, advice.reason)
-                values |= _cpuset_values(placement, container.cgroup, cpus, nodes, pool_reason)
-            decisions.extend(
-                Decision(
-                    cgroup=container.cgroup,
-                    cgroup_id=sample.id,
-                    pod=pod.key,
-                    knob=knob,
-                    value=value,
-                    reason=reason,
-                )
+                values |= _cpuset_values(placement, cgroup, cpus, nodes, reasons.get(cgroup, advice.reason))
+            requests.extend(
+                KnobRequest(cgroup=cgroup, knob=knob, value=value, reason=reason)
                 for knob, (value, reason) in values.items()
-                if knob in available
             )
-    return tuple(decisions)
+    return tuple(requests)
 
 
 def _cpuset_values(

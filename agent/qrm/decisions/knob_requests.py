@@ -1,5 +1,5 @@
 """Collects knob requests of the settings and resolves them into decisions on existing cgroups. Pure.
-Of two requests for the same knob the first counts; an existing decision wins over both.
+Of two requests for the same knob of a cgroup the first counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from agent.config.qrm import KnobsConfig
 from agent.qrm.decisions.cpu_burst import CpuBurstRequests, CpuBurstState, koordinator_burst, static_burst
 from agent.qrm.decisions.koordinator_suppress import SuppressState, suppress_reclaimed
-from agent.qrm.decisions.memory_qos import memory_qos_requests
+from agent.qrm.decisions.memory import memory_qos_requests
 from agent.qrm.decisions.network import NetworkAllocation, allocate_bandwidth, net_class_requests
 from agent.qrm.knobs.io import io_requests
 from agent.qrm.knobs.knob_files import LIST_KNOBS
@@ -26,15 +26,14 @@ def resolve_knob_requests(
     requests: Iterable[KnobRequest],
     snapshot: Snapshot,
     knobs: Mapping[str, Collection[Knob]],
-    decisions: Iterable[Decision] = (),
     extra_cgroups: Collection[str] = (),
 ) -> tuple[Decision, ...]:
     """Return a decision for each request about a container or one of `extra_cgroups`, in the order of the requests.
-    The first request for a knob counts, unless one of `decisions` sets that knob already. Knobs that no cgroup of
-    the node has are dropped; a knob that only this cgroup lacks is decided, so that its refusal is reported."""
+    The first request for a knob of a cgroup counts. Knobs that no cgroup of the node has are dropped; a knob that only
+    this cgroup lacks is decided, so that its refusal is reported. The actuator drops decisions that change nothing."""
     owners = {container.cgroup: pod.key for pod in snapshot.pods for container in pod.containers}
     available = frozenset[Knob]().union(*knobs.values())
-    decided = {(decision.cgroup, decision.knob) for decision in decisions}
+    decided: set[tuple[str, Knob]] = set()
     resolved: list[Decision] = []
     for request in requests:
         cgroup, knob = request.cgroup, request.knob

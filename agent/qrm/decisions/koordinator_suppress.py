@@ -77,7 +77,7 @@ def _allowed_cores(snapshot: Snapshot, rates: Rates | None, config: SuppressConf
     pods, others = _pod_usage_cores(snapshot, rates)
     if busy is None or pods is None or others is None:
         missing = "the node" if busy is None else "a pod"
-        text = f"The use of {missing} is not known"
+        text = f"The CPU use of {missing} is not known"
         return None, Reason(rule="suppress_unknown", text=text)
     system = max(busy - pods, 0.0)
     system_share = max(system, config.reserved_cores)
@@ -97,7 +97,7 @@ def _hold_cores(previous: float | None, reason: Reason) -> tuple[float, Reason]:
             reason, text=f"{reason.text} yet: reclaimed pods get the minimum until it is."
         )
     return previous, msgspec.structs.replace(
-        reason, text=f"{reason.text}: reclaimed pods keep {previous:.2f} CPUs, and no more."
+        reason, text=f"{reason.text}: reclaimed pods keep their limit of {previous:.2f} CPUs."
     )
 
 

@@ -98,7 +98,7 @@ def _select_card_for_pod(
     cards: Mapping[str, NicBandwidth], mbit: int, named: str | None, previous: str | None
 ) -> tuple[NicBandwidth | None, Reason]:
     if named is not None and named not in cards:
-        text = f"nic_selection_result names {named:.40}, which is no card of known speed here; there is {', '.join(cards)}."
+        text = f"nic_selection_result names {named:.40}, which is no card of known speed here; choose from {', '.join(cards)}."
         return None, Reason(rule=NO_NETWORK_CARD, text=text, threshold=mbit)
     if named is None and previous is not None and previous in cards and cards[previous].free >= mbit:
         named = previous
@@ -111,9 +111,9 @@ def select_card(cards: tuple[NicBandwidth, ...], request_mbit: int) -> tuple[Nic
     best = max(cards, key=lambda card: (card.free, card.name), default=None)
     if best is None or best.free < request_mbit:
         listed = ", ".join(f"{card.name} {card.free} of {card.capacity}" for card in cards)
-        text = f"No card has {request_mbit} Mbit/s left both ways: {listed}."
+        text = f"No network card has {request_mbit} Mbit/s left in both directions: {listed}."
         return None, Reason(rule=NO_BANDWIDTH, text=text, threshold=request_mbit, inputs=free)
-    text = f"{best.name} has {best.free} Mbit/s left both ways; the pod requests {request_mbit}."
+    text = f"{best.name} has {best.free} Mbit/s left in both directions; the pod requests {request_mbit}."
     return best, Reason(rule="bandwidth", text=text, threshold=request_mbit, inputs=free)
 
 

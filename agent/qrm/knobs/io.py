@@ -66,7 +66,7 @@ def disk_settings(disks: Mapping[str, Disk], config: DiskIoConfig, cgroup_root: 
         wbt_us = config.wbt_us.get(disk.kind, -1) if disk.kind else -1  # type: ignore[call-overload]
         # A disk without wbt_lat_usec has no write-back throttling.
         if wbt_us >= 0 and disk.wbt_lat_us is not None:
-            text = f"Write-back of {name} is throttled beyond {wbt_us} us, as configured for {disk.kind}."
+            text = f"Write-back to {name} is throttled while reads take longer than {wbt_us} us, as configured for {disk.kind}."
             reason = Reason(rule="wbt", text=text, inputs={"kind": disk.kind})
             path = f"block/{name}/queue/wbt_lat_usec"
             settings.append(SysfsSetting(path=path, line=str(wbt_us), reason=reason))

@@ -456,6 +456,7 @@ def clamp_value(knob: Knob, value: str, limits: KnobLimits) -> str:
 
 
 def smaller_size(value: str, limit: str) -> str:
+    """Return the smaller of two canonical sizes."""
     return min(value, limit, key=_size_bytes)
 
 

@@ -10,7 +10,7 @@ from agent.advisor.engine import advise_cpu
 from agent.advisor.interference import MIN_WEIGHT_RATIO, Interference, attribute_latency, update_weights
 from agent.advisor.latency import LatencyInputs, evaluate_latency
 from agent.config.advisor import AdvisorConfig, LatencyConfig
-from agent.qrm.decisions.cpu import decide_cpu
+from agent.qrm.decisions.cpu import cpu_requests
 from api.knobs import Knob
 from api.measurements import Blame, RunqLatency
 from api.qos import QoSLevel
@@ -166,7 +166,7 @@ def quotas(batch_a: int, third: int) -> tuple[str, dict[str, str]]:
         shot = replace(shot, cgroups={**shot.cgroups, "/web": told_of})
         advice, memory = advise_cpu(shot, AdvisorConfig(latency=CONFIG), memory, shot.taken_at_ns)
     assert advice is not None
-    decisions = decide_cpu(advice, shot, {f"/{p.name}": frozenset((Knob.QUOTA, Knob.IDLE)) for p in pods})
+    decisions = cpu_requests(advice, shot, {f"/{p.name}": frozenset((Knob.QUOTA, Knob.IDLE)) for p in pods})
     aggressors = [d for d in decisions if "made online pods wait" in d.reason.text]
     assert {d.cgroup: d.reason.inputs["claim"] for d in aggressors} == advice.claims
     return advice.reason.rule, {d.cgroup: d.value for d in decisions if d.knob is Knob.QUOTA}

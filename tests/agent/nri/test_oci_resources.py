@@ -1,4 +1,4 @@
-"""Decisions as OCI resources: never more than requested, nothing outside the parent cgroup."""
+"""Decisions as OCI resources: at most the request, nothing outside the parent cgroup."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from api.knobs import Knob
 PAIRS = {Knob.QUOTA: ("max 100000", "5000 100000")}
 
 
-def test_the_next_agent_in_the_directory_knows_a_note_and_one_elsewhere_does_not(tmp_path: Path) -> None:
+def test_only_an_agent_with_the_same_state_directory_verifies_an_annotation(tmp_path: Path) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
@@ -43,6 +43,6 @@ def test_a_key_that_cannot_be_saved_works_for_this_agent_and_is_logged(
 
 
 @pytest.mark.parametrize("text", ["x" * 4097, "{", "[]", '{"seal":"é","knobs":{}}', '{"seal":1,"knobs":{}}'])
-def test_other_words_count_for_nothing(tmp_path: Path, text: str) -> None:
+def test_any_other_annotation_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError):
         open_signed_annotations(tmp_path).read("id", text)

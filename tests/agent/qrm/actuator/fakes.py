@@ -1,4 +1,4 @@
-"""Parts shared by the tests of node-wide controls: a disk, a resctrl tree, and processes killed at every step."""
+"""Fakes for tests of node-wide controls: a disk, a resctrl tree, processes, and an agent killed at every step."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def disk(number: str, kind: str, wbt_us: int | None = 75_000) -> Disk:
         number=number, kind=kind, wbt_lat_us=wbt_us,
         reads=0, read_bytes=0, read_ns=0, writes=0, write_bytes=0, write_ns=0, busy_ns=0, in_flight=0,
     )  # fmt: skip
+
+
+def add_process(proc: Path, cgroup: Path, pid: int, score: int, *, parent: int = 1, start: int = 7) -> Path:
+    """Add a process to a /proc and a cgroup of ordinary files; return its oom_score_adj file."""
+    directory = proc / str(pid)
+    for folder in (directory, cgroup):
+        folder.mkdir(parents=True, exist_ok=True)
+    with (cgroup / "cgroup.procs").open("a") as file:
+        file.write(f"{pid}\n")
+    (directory / "stat").write_text(f"{pid} (a) b) S {parent} {' '.join('0' * 17)} {start} 0\n")
+    (directory / "oom_score_adj").write_text(f"{score}\n")
+    return directory / "oom_score_adj"
 
 
 def kill_at_every_step(

@@ -1,4 +1,4 @@
-"""What the actuator writes, on trees of ordinary files; tests/kernel/test_actuator.py runs it on a real kernel."""
+"""Writes of the actuator on trees of ordinary files; tests/kernel/test_actuator.py runs it on a real kernel."""
 
 from __future__ import annotations
 
@@ -8,38 +8,14 @@ from pathlib import Path
 import pytest
 
 from agent.qrm.actuator.actuator import Actuator
-from agent.qrm.actuator.originals import FILE_NAME, OriginalsJournal, decode_journal
+from agent.qrm.actuator.originals import FILE_NAME, decode_journal
 from agent.qrm.actuator.state_dir import open_originals
-from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.knobs.knob_files import KNOB_SPECS, UNSUPPORTED
-from api.decision import ActMode, Outcome, OutcomeStatus
+from api.decision import ActMode, OutcomeStatus
 from api.knobs import ONE_SHOT_KNOBS, Knob
-from tests.agent.qrm.actuator.trees import Tree
+from tests.agent.qrm.actuator.trees import BOOT, MODES, Bench
 
-BOOT = "boot"
 CPU_KNOBS = (Knob.CPUSET, Knob.MEMS, Knob.WEIGHT, Knob.QUOTA, Knob.BURST, Knob.IDLE)
-MODES = ("v1", "v2", "hybrid")
-
-
-class Bench:
-    """A tree with one cgroup /batch and an actuator that writes to it."""
-
-    def __init__(self, root: Path, mode: str, act: ActMode = ActMode.ON) -> None:
-        self.tree = Tree(root / "cgroup", mode)
-        self.tree.make("/batch")
-        self.files = KnobWriter(self.tree.hierarchy)
-        self.originals: OriginalsJournal = open_originals(root / "state", BOOT)
-        self.actuator = Actuator(self.files, self.originals, act)
-
-    def apply(self, *requests: tuple[str, Knob, str]) -> tuple[Outcome, ...]:
-        return self.actuator.apply([self.tree.decision(*request) for request in requests])
-
-    def journalled(self) -> dict[tuple[str, Knob], dict[str, str]]:
-        return {(entry.cgroup, entry.knob): dict(entry.raw.texts) for entry in self.originals.entries()}
-
-    def close(self) -> None:
-        self.files.close()
-        self.originals.close()
 
 
 @pytest.fixture(params=MODES)
@@ -157,14 +133,14 @@ def test_outcomes_come_in_the_order_of_the_decisions(bench: Bench) -> None:
     assert [(o.decision.cgroup, o.decision.knob) for o in outcomes] == requests
 
 
-def test_a_child_is_clamped_to_what_its_parent_is_getting(bench: Bench) -> None:
+def test_a_child_is_clamped_to_the_new_cpus_of_its_parent(bench: Bench) -> None:
     bench.tree.make("/batch/inner")
     inner, outer = bench.apply(("/batch/inner", Knob.CPUSET, "0-3"), ("/batch", Knob.CPUSET, "1-2"))
     assert (inner.after, outer.after) == ("1-2", "1-2")
     assert inner.clamped_from == "0-3"
 
 
-def test_an_owner_s_nested_cpuset_is_kept_within_the_parent_s(bench: Bench) -> None:
+def test_a_nested_cpuset_of_the_owner_stays_within_the_parent_s(bench: Bench) -> None:
     """On version 1 nested cgroups get decisions as well: CPU 3 stays, and follows the parent once it is not allowed."""
     bench.tree.make("/batch/inner")
     bench.tree.file("/batch/inner", "cpuset.cpus").write_text("3\n")
@@ -245,7 +221,7 @@ def test_an_external_modification_becomes_the_new_original(bench: Bench) -> None
     set_quota(bench, 80000)
     (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
     assert (outcome.status, outcome.before, outcome.after) == (OutcomeStatus.APPLIED, "80000 100000", "10000 100000")
-    assert outcome.error == "cpu.max was changed by someone else to 80000 100000: taken as its new original"
+    assert outcome.error == "cpu.max was changed by another program to 80000 100000, which becomes its new original"
     _, on_disk = decode_journal(bench.originals.path.read_bytes())
     assert [entry.raw for entry in on_disk] == [entry.raw for entry in bench.originals.entries()]
     (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
@@ -258,24 +234,24 @@ def test_an_external_modification_becomes_the_new_original(bench: Bench) -> None
     assert not bench.originals.path.exists()
 
 
-def test_a_lower_quota_of_the_owner_is_kept(bench: Bench) -> None:
+def test_a_lower_quota_of_the_owner_stays(bench: Bench) -> None:
     bench.apply(("/batch", Knob.QUOTA, "10000"))
     set_quota(bench, 5000)
     (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
     assert (outcome.status, outcome.after, outcome.clamped_from) == (OutcomeStatus.UNCHANGED, "5000 100000", "10000")
-    assert "changed by someone else to 5000 100000" in outcome.error
+    assert "changed by another program to 5000 100000" in outcome.error
     set_quota(bench, 4000)
     (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
-    assert "changed by someone else to 4000 100000" in outcome.error
+    assert "changed by another program to 4000 100000" in outcome.error
     bench.originals.restore(bench.files)
     assert quota_of(bench) == "4000 100000"
 
 
-def test_an_external_change_after_the_last_cycle_is_kept_at_the_end(bench: Bench) -> None:
+def test_an_external_change_after_the_last_cycle_is_not_restored(bench: Bench) -> None:
     bench.apply(("/batch", Knob.QUOTA, "10000"), ("/batch", Knob.WEIGHT, "7"))
     set_quota(bench, 80000)
     outcomes = {outcome.decision.knob: outcome for outcome in bench.originals.restore(bench.files)}
-    assert "changed by someone else" in outcomes[Knob.QUOTA].error
+    assert "another program changed the value" in outcomes[Knob.QUOTA].error
     assert (outcomes[Knob.WEIGHT].status, outcomes[Knob.WEIGHT].error) == (OutcomeStatus.APPLIED, "")
     assert quota_of(bench) == "80000 100000"
     assert bench.originals.entries() == ()
@@ -305,7 +281,7 @@ def test_a_restarted_agent_keeps_originals_and_detects_later_changes(tmp_path: P
     actuator.apply([bench.tree.decision("/batch", Knob.QUOTA, "20000")])
     set_quota(bench, 80000)
     (outcome,) = actuator.apply([bench.tree.decision("/batch", Knob.QUOTA, "20000")])
-    assert "changed by someone else to 80000 100000" in outcome.error
+    assert "changed by another program to 80000 100000" in outcome.error
     again.restore(bench.files)
     assert quota_of(bench) == "80000 100000"
     again.close()
@@ -319,7 +295,7 @@ def test_a_program_that_keeps_changing_a_knob_costs_one_journal_write_per_cycle(
         set_quota(bench, 50000 + turn)
         before = bench.originals.path.stat().st_ino
         (outcome,) = bench.apply(("/batch", Knob.QUOTA, "10000"))
-        assert f"changed by someone else to {50000 + turn} 100000" in outcome.error
+        assert f"changed by another program to {50000 + turn} 100000" in outcome.error
         sizes.add(len(bench.originals.path.read_bytes()))
         inodes.add(bench.originals.path.stat().st_ino != before)
     assert (len(sizes), inodes) == (1, {True})
@@ -337,4 +313,4 @@ def test_a_cpuset_reduced_by_offline_cpus_is_no_external_change(bench: Bench) ->
     bench.tree.file("/batch", "cpuset.cpus").write_text("0\n")
     assert bench.journalled() == original
     (outcome,) = bench.apply(("/batch", Knob.CPUSET, "1-2"))
-    assert "cpuset.cpus was changed by someone else to 0:" in outcome.error
+    assert "cpuset.cpus was changed by another program to 0," in outcome.error

@@ -1,4 +1,4 @@
-"""The CPU state on disk: exact, with Katalyst's keys, never used in part, written only when it changes."""
+"""The CPU state on disk: exact, with Katalyst's keys, never used in part, written only if it changed."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ def test_times_of_another_boot_are_reset(tmp_path: Path) -> None:
     assert state.pod_entries["u-db"]["c"].allocation_result == ALLOCATED.pod_entries["u-db"]["c"].allocation_result
 
 
-def test_a_place_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / f"{FILE_NAME}.tmp").mkdir()
     file = CpusetCheckpoint(tmp_path, BOOT)
     with pytest.raises(Unavailable, match="cannot be written") as caught:
         file.save(ALLOCATED)
     assert "--state-dir" in caught.value.remedy
     (tmp_path / f"{FILE_NAME}.tmp").rmdir()
-    assert file.save(ALLOCATED), "what failed is tried again"
+    assert file.save(ALLOCATED), "a failed save is repeated"
 
 
 def test_a_pipe_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_missed_values_are_sent_with_the_next_request_for_the_container(stage: S
     assert (expected.cpuset_cpus, expected.cpu_shares) == ("0", 307)
     stage.files.write(GROUP, stage.tree.id(GROUP), Knob.CPUSET, "1")
     assert stage.containerd.requests[-1].linux == wire.LinuxContainerResources(cpuset_cpus="1"), (
-        "it knows the weight by now"
+        "the runtime has the weight by now"
     )
 
 

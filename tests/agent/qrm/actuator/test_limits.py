@@ -1,8 +1,7 @@
-"""Limits of decisions, on trees of both versions: memory in use, bursts below quotas, owners' values."""
+"""Limits of decisions on trees of both versions: memory in use, bursts below quotas, owners' values; one-shot operations."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +9,13 @@ import pytest
 
 from agent.qrm.actuator import one_shot
 from agent.qrm.actuator.one_shot import run_one_shot
-from agent.qrm.actuator.plan import SLACK_BYTES, STEP_BYTES, WritePlan, writing_order
+from agent.qrm.actuator.plan import SLACK_BYTES, STEP_BYTES, USAGE_FILES, WritePlan, writing_order
 from agent.qrm.actuator.writer import RawValue
-from agent.qrm.knobs.knob_files import KnobLimits, clamp_value
-from agent.qrm.knobs.notation import PAGE_BYTES, format_io, parse_io
+from agent.qrm.knobs.notation import PAGE_BYTES
 from api.decision import ActMode, Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
-from tests.agent.qrm.actuator.test_actuator import Bench
+from tests.agent.qrm.actuator.trees import Bench
+from tests.builders.waiting import until
 
 MIB = 1 << 20
 
@@ -31,7 +30,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 def uses(bench: Bench, used: int, cache: int, dirty: int = 0) -> None:
     v2 = bench.tree.hierarchy.mode == "v2"
     prefix, dirty_name = ("", "file_dirty") if v2 else ("total_", "total_dirty")
-    bench.tree.file("/batch", "memory.current" if v2 else "memory.usage_in_bytes").write_text(f"{used}\n")
+    bench.tree.file("/batch", USAGE_FILES[bench.files.version]).write_text(f"{used}\n")
     bench.tree.file("/batch", "memory.stat").write_text(
         f"{prefix}inactive_file {cache}\n{prefix}active_file 0\n{dirty_name} {dirty}\n"
     )
@@ -50,7 +49,7 @@ def uses(bench: Bench, used: int, cache: int, dirty: int = 0) -> None:
         (4000, 3000, 0, 60, 4000 - 256),
     ],
 )
-def test_memory_is_lowered_by_half_of_what_can_be_dropped(
+def test_memory_is_lowered_by_half_of_the_clean_page_cache(
     bench: Bench, used: int, cache: int, dirty: int, requested: int, given: int
 ) -> None:
     uses(bench, used * MIB, cache * MIB, dirty * MIB)
@@ -60,9 +59,8 @@ def test_memory_is_lowered_by_half_of_what_can_be_dropped(
     assert (SLACK_BYTES, STEP_BYTES) == (8 * MIB, 256 * MIB)
 
 
+@pytest.mark.parametrize("bench", ["v2"], indirect=True)  # version 1 has no memory.high
 def test_memory_high_is_lowered_in_steps(bench: Bench) -> None:
-    if bench.files.version == "v1":
-        pytest.skip("version 1 has no memory.high")
     uses(bench, 1000 * MIB, 0)
     limits_mib = []
     for used in (1000, 744, 488):
@@ -86,8 +84,7 @@ def test_only_exempt_cgroups_may_exceed_the_owner_s_quota(bench: Bench) -> None:
 
 
 def test_with_unknown_usage_no_limit_is_lowered(bench: Bench) -> None:
-    v2 = bench.tree.hierarchy.mode == "v2"
-    bench.tree.file("/batch", "memory.current" if v2 else "memory.usage_in_bytes").write_text("lots\n")
+    bench.tree.file("/batch", USAGE_FILES[bench.files.version]).write_text("lots\n")
     (outcome,) = bench.apply(("/batch", Knob.MEMORY_MAX, str(MIB)))
     assert (outcome.status, outcome.before) == (OutcomeStatus.REFUSED, "max")
     assert "its memory usage cannot be read" in outcome.error
@@ -109,34 +106,6 @@ def test_a_lower_quota_lowers_the_burst_and_both_are_restored(bench: Bench) -> N
     assert burst.read_text() == "80000\n"
     burst.write_text(before[burst.name])
     assert bench.tree.texts("/batch") == before
-
-
-@pytest.mark.parametrize(
-    ("knob", "requested", "limits", "expected"),
-    [
-        (Knob.BURST, "90000", KnobLimits(quota="50000 100000"), "50000"),
-        (Knob.BURST, "90000", KnobLimits(), "90000"),
-        (Knob.MEMORY_MAX, "4096", KnobLimits(own="max", floor_bytes=8192), "8192"),
-        (Knob.MEMORY_MAX, "4096", KnobLimits(own="6000", floor_bytes=8192), "6000"),
-        (Knob.MEMORY_MAX, "max", KnobLimits(own="8192"), "8192"),
-        (Knob.MEMORY_HIGH, "16384", KnobLimits(own="8192"), "8192"),
-        (Knob.SWAP_MAX, "0", KnobLimits(own="max"), "0"),
-        (Knob.MEMORY_LOW, "0", KnobLimits(own="8192"), "8192"),
-        (Knob.MEMORY_MIN, "max", KnobLimits(own="8192"), "max"),
-        (Knob.MEMS, "1-3", KnobLimits(allowed=(0, 1)), "1"),
-        (Knob.MEMS, "", KnobLimits(allowed=(0, 1), empty_inherits_parent=False), "0-1"),
-        (Knob.IO_WEIGHT, "5000", KnobLimits(weights=(1, 1000)), "1000"),
-        (Knob.NET_CLASS, "7", KnobLimits(), "7"),
-    ],
-)
-def test_each_knob_has_its_bounds(knob: Knob, requested: str, limits: KnobLimits, expected: str) -> None:
-    assert clamp_value(knob, requested, limits) == expected
-
-
-def test_disk_limits_have_a_minimum_and_never_exceed_the_owner_s() -> None:
-    given = clamp_value(Knob.IO_MAX, "8:0 rbps=1 wiops=5000", KnobLimits(own="8:0 rbps=max wiops=100\n8:16 wbps=70000"))
-    assert parse_io(given) == {"8:0": {"rbps": 65_536, "wiops": 100}, "8:16": {"wbps": 70_000}}
-    assert given == format_io(parse_io(given))
 
 
 def plan(bench: Bench, knob: Knob, before: str, value: str) -> WritePlan:
@@ -181,15 +150,14 @@ def test_memory_is_reclaimed_in_chunks(bench: Bench, knob: Knob, value: str, wri
     assert bench.tree.file("/batch", name).read_text() == written[bench.files.version]
 
 
+@pytest.mark.parametrize("bench", ["v2"], indirect=True)  # version 1 drops everything in one system call
 def test_the_time_limit_ends_a_reclaim_partially(bench: Bench) -> None:
-    if bench.files.version == "v1":
-        pytest.skip("version 1 drops everything in one system call")
     outcome = run_one_shot(bench.tree.decision("/batch", Knob.MEMORY_RECLAIM, str(200 * MIB)), bench.files, limit_s=0)
     assert outcome.status is OutcomeStatus.APPLIED
     assert outcome.error == f"partial: {136 * MIB} of {200 * MIB} bytes were left at the time limit"
 
 
-def test_an_unexpected_exception_is_reported_and_the_worker_goes_on(
+def test_an_unexpected_exception_is_reported_and_the_worker_continues(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -206,10 +174,7 @@ def test_an_unexpected_exception_is_reported_and_the_worker_goes_on(
     for value in ("4096", "8192"):
         outcome = worker.submit(bench.tree.decision("/batch", Knob.DROP_CACHE, value))
         assert outcome.error == one_shot.IN_PROGRESS
-        deadline_s = time.monotonic() + 10
-        while not (finished := worker.finished()) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        reported += finished
+        reported += until(worker.finished)
     assert [(outcome.decision.value, outcome.status) for outcome in reported] == [
         ("4096", OutcomeStatus.REFUSED), ("8192", OutcomeStatus.APPLIED),
     ]  # fmt: skip

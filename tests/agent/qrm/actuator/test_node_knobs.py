@@ -1,4 +1,4 @@
-"""Controls of disks, caches and OOM scores in the agent's cycles: written, repaired, restored, and their problems."""
+"""Disk settings, resctrl groups and OOM scores in cycles: written, repaired, restored, and reported problems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from agent.qrm.actuator.node_knobs import (
     RECHECK_PERIOD_NS,
     RESCTRL,
     NodeKnobs,
-    NodeKnobWriters,
     open_node_knobs,
 )
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
@@ -28,10 +27,11 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus
 from api.knobs import Knob
 from api.measurements import Disk
-from api.qos import Enhancements, QoSLevel
+from api.qos import Enhancements
 from api.snapshot import NodeSample, Snapshot
-from tests.agent.advisor.builders import pod, snapshot
-from tests.agent.qrm.actuator.fakes import FakeResctrl, disk
+from tests.agent.qrm.actuator.fakes import FakeResctrl, add_process, disk
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 INTEL = "    L3:0=7ff\n    MB:0=100\n"
 SDA, QOS = "block/sda/queue/wbt_lat_usec", "fs/cgroup/io.cost.qos"
@@ -60,9 +60,7 @@ class Node:
         files = DiskSettings(self.sys, self.state, "boot")
         hierarchy = Hierarchy(v1={}, v2=self.sys / "fs/cgroup")
         scores = OomScores(ProcessTable(self.sys.parent / "proc", self.sys / "fs/cgroup"), self.state, "boot")
-        return NodeKnobs(
-            settings, hierarchy, NodeKnobWriters(files, FakeResctrl(self.sys / "fs/resctrl"), scores), dry=dry
-        )
+        return NodeKnobs(settings, hierarchy, (files, FakeResctrl(self.sys / "fs/resctrl"), scores), dry=dry)
 
 
 @pytest.fixture
@@ -71,7 +69,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def snapshot_of(disks: Mapping[str, Disk]) -> Snapshot:
-    pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
+    pods = [shared("web"), reclaimed("batch")]
     return msgspec.structs.replace(snapshot(0, pods), node=NodeSample(disks=disks))
 
 
@@ -92,8 +90,10 @@ def test_disk_settings_are_written_repaired_and_restored(node: Node) -> None:
         ),
     ]
     assert sources == ()
-    assert outcomes[0].decision.reason.text == "Write-back of sda is throttled beyond 2000 us, as configured for SSD."
-    assert knobs.run_cycle(node.snapshot, LATER - 1) == ((), ()), "not looked at in every round"
+    assert outcomes[0].decision.reason.text == (
+        "Write-back to sda is throttled while reads take longer than 2000 us, as configured for SSD."
+    )
+    assert knobs.run_cycle(node.snapshot, LATER - 1) == ((), ()), "knobs are not read in every cycle"
     node.write(SDA, "1\n")
     assert [o.status for o in knobs.run_cycle(node.snapshot, LATER)[0]] == [
         OutcomeStatus.APPLIED,
@@ -108,7 +108,7 @@ def test_disk_settings_are_written_repaired_and_restored(node: Node) -> None:
 
 
 def test_the_journal_is_written_twice_for_any_number_of_disks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time the journal is written the round waits for the disk: milliseconds."""
+    """The cycle waits for the disk at every write of the journal, for milliseconds."""
     for number in range(24):
         node.write(f"block/sd{number}/queue/wbt_lat_usec", "75000\n")
     knobs = node.knobs({"io": {"wbtUs": {"SSD": 2000}}})
@@ -131,7 +131,7 @@ def test_a_dry_run_writes_nothing(node: Node) -> None:
 
 def test_settings_of_an_earlier_agent_that_are_not_configured_are_restored(node: Node) -> None:
     node.knobs(SETTINGS).run_cycle(node.snapshot, 0)
-    # Killed; the next one has other settings.
+    # The agent is killed; the next one has other settings.
     knobs = node.knobs({"io": {"costQos": SETTINGS["io"]["costQos"]}})
     outcomes, _ = knobs.run_cycle(node.snapshot, LATER)
     assert [(o.decision.knob.value, o.status, o.decision.reason.rule) for o in outcomes] == [
@@ -158,11 +158,13 @@ def test_unreadable_disks_keep_their_settings(node: Node) -> None:
         ({"io": {"costQos": {"sdz": "enable=1"}}}, "io.cost is configured for sdz, which is no disk of this node"),
         (
             {"io": {"wbtUs": {"HDD": 2000}}},
-            "wbtUs is configured for HDD, and no such disk here throttles its write-back",
+            "wbtUs is configured for HDD, and no such disk of this node throttles its write-back",
         ),
     ],
 )
-def test_what_cannot_be_done_is_said_and_goes_on_being_said(node: Node, config: dict[str, Any], error: str) -> None:
+def test_settings_that_cannot_be_applied_are_reported_in_every_cycle(
+    node: Node, config: dict[str, Any], error: str
+) -> None:
     knobs = node.knobs(config)
     for now_ns in (0, 1):
         outcomes, (source,) = knobs.run_cycle(node.snapshot, now_ns)
@@ -207,7 +209,7 @@ def test_levels_have_groups_with_the_threads_of_their_containers(node: Node) -> 
         ("L3:0=f\n", {"shared_cores": {"catStartPercent": 80}}, "no cache way"),
     ],
 )
-def test_without_resctrl_that_is_said_where_it_is_configured(
+def test_missing_resctrl_is_reported_if_configured(
     node: Node, schemata: str | None, levels: dict[str, Any], error: str
 ) -> None:
     if schemata is not None:
@@ -232,35 +234,28 @@ def test_node_knobs_are_needed_only_if_configured() -> None:
 
 
 def test_modules_of_node_knobs_are_loaded_only_if_configured() -> None:
-    ask = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
-    loaded = done.stdout
-    assert "'agent.qrm.actuator.originals'" in loaded
-    for name in ("node_knobs", "node_files", "resctrl_groups", "oom", "oom_scores", "processes"):
-        assert f"'agent.qrm.{name}'" not in loaded
+    program = "import sys, agent.__main__; print([name for name in sys.modules if name.startswith('agent.')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert "'agent.qrm.actuator.originals'" in done.stdout
+    for name in ("node_knobs", "disk_settings", "resctrl_groups", "oom_scores"):
+        assert f"'agent.qrm.actuator.{name}'" not in done.stdout
 
 
 def process(node: Node, cgroup: str, pid: int, score: int) -> Path:
-    """A process of that cgroup in the temporary /proc; its oom_score_adj."""
-    directory, group = node.sys.parent / f"proc/{pid}", node.sys / f"fs/cgroup{cgroup}"
-    directory.mkdir(parents=True)
-    group.mkdir(parents=True, exist_ok=True)
-    with (group / "cgroup.procs").open("a") as file:
-        file.write(f"{pid}\n")
-    (directory / "stat").write_text(f"{pid} (a) b) S 1 {' '.join('0' * 17)} {pid * 10} 0\n")
-    (directory / "oom_score_adj").write_text(f"{score}\n")
-    node.snapshot = peopled(node, node.snapshot)
-    return directory / "oom_score_adj"
+    """Add a process of that cgroup to the temporary /proc; return its oom_score_adj file."""
+    score_file = add_process(node.sys.parent / "proc", node.sys / f"fs/cgroup{cgroup}", pid, score)
+    node.snapshot = with_inodes(node, node.snapshot)
+    return score_file
 
 
-def peopled(node: Node, snapshot_of: Snapshot) -> Snapshot:
-    """With the identity that those cgroups have in the temporary tree."""
+def with_inodes(node: Node, original: Snapshot) -> Snapshot:
+    """Return the snapshot with the inodes of the temporary tree."""
     cgroups = {
         path: msgspec.structs.replace(sample, id=(node.sys / f"fs/cgroup{path}").stat().st_ino, threads=1)
-        for path, sample in snapshot_of.cgroups.items()
+        for path, sample in original.cgroups.items()
         if (node.sys / f"fs/cgroup{path}").exists()
     }
-    return msgspec.structs.replace(snapshot_of, cgroups={**snapshot_of.cgroups, **cgroups})
+    return msgspec.structs.replace(original, cgroups={**original.cgroups, **cgroups})
 
 
 def test_oom_scores_are_restored_when_a_pod_or_the_setting_is_removed(node: Node) -> None:
@@ -279,7 +274,7 @@ def test_oom_scores_are_restored_when_a_pod_or_the_setting_is_removed(node: Node
     ]
     assert (web.read_text(), batch.read_text(), sources) == ("-150", "940", ())
     blind = msgspec.structs.replace(snapshot, cgroups={})
-    assert knobs.run_cycle(blind, LATER) == ((), ()), "an unreadable tree is no reason to put anything back"
+    assert knobs.run_cycle(blind, LATER) == ((), ()), "an unreadable tree is no reason to restore anything"
     assert batch.read_text() == "940"
     (retained, back), _ = knobs.run_cycle(msgspec.structs.replace(snapshot, pods=pods[:1]), 2 * LATER)
     assert (retained.status, back.decision.cgroup, back.after, batch.read_text()) == (

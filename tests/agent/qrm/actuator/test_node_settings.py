@@ -1,4 +1,4 @@
-"""Disks, cards and caches: requests by QoS level, settings of whole disks and their originals, and resctrl texts."""
+"""Disks, network cards and caches: requests by QoS level, settings of whole disks and their originals, resctrl schemata."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ from api.measurements import Interface
 from api.pod import Pod
 from api.qos import NIC_SELECTION_KEY, QoSLevel
 from api.snapshot import NodeSample
-from tests.agent.advisor.builders import pod, snapshot
 from tests.agent.qrm.actuator.fakes import FakeResctrl, disk, kill_at_every_step
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
-VERDICT = Reason(rule="r", text="t")
-WEB, BATCH = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+REASON = Reason(rule="r", text="t")
+WEB, BATCH = shared("web"), reclaimed("batch")
 
 
-# --- disks and cards
+# --- disks and network cards
 
 
 def test_levels_have_weights_limits_and_classes() -> None:
@@ -88,9 +89,9 @@ def interface(speed: int | None) -> Interface:
     return Interface(received={}, sent={}, speed_mbit=speed)
 
 
-def asks(name: str, mbit: int | None, card: str = "") -> Pod:
-    """A pod of two containers, of which the second asks for that much; `card` is what nic_selection_result names."""
-    each = pod(name, QoSLevel.SHARED)
+def net_pod(name: str, mbit: int | None, card: str = "") -> Pod:
+    """Return a pod whose second container requests that bandwidth; `card` is its nic_selection_result."""
+    each = shared(name)
     other = msgspec.structs.replace(each.containers[0], name="other", cgroup=f"/{name}2", net_bandwidth_mbit=mbit)
     annotations = {NIC_SELECTION_KEY: card} if card else {}
     return msgspec.structs.replace(each, containers=(*each.containers, other), annotations=annotations)
@@ -115,61 +116,72 @@ def test_a_card_allocates_less_than_its_speed() -> None:
     assert select_card((eth0, eth1), 850)[0] == eth0
     none, verdict = select_card((eth0, eth1), 851)
     assert none is None
-    assert verdict.text == "No card has 851 Mbit/s left both ways: eth0 850 of 850, eth1 50 of 22450."
+    assert verdict.text == "No network card has 851 Mbit/s left in both directions: eth0 850 of 850, eth1 50 of 22450."
 
 
 def test_pods_get_cards_until_no_card_can_hold_the_request() -> None:
-    pods = [asks("a", 22_000), asks("b", 800), asks("c", 451), asks("d", 450), asks("idle", None)]
+    pods = [
+        net_pod("a", 22_000),
+        net_pod("b", 800),
+        net_pod("c", 451),
+        net_pod("d", 450),
+        net_pod("idle", None),
+    ]
     result = allocate(pods)
     assert [(card.name, card.allocated_mbit, dict(card.pods)) for card in result.cards] == [
         ("eth0", 800, {"default/b": 800}),
         ("eth1", 22_450, {"default/a": 22_000, "default/d": 450}),
     ]
     assert {key: (each.rule, each.threshold, each.text) for key, each in result.rejected.items()} == {
-        "default/c": ("no_bandwidth", 451, "No card has 451 Mbit/s left both ways: eth0 50 of 850, eth1 450 of 22450.")
+        "default/c": (
+            "no_bandwidth",
+            451,
+            "No network card has 451 Mbit/s left in both directions: eth0 50 of 850, eth1 450 of 22450.",
+        )
     }
     assert result.card_by_pod == {"default/a": "eth1", "default/b": "eth0", "default/d": "eth1"}
 
 
 def test_a_new_pod_displaces_no_other_and_a_named_card_is_the_only_candidate() -> None:
-    before = allocate([asks("a", 800), asks("b", 22_000)])
+    before = allocate([net_pod("a", 800), net_pod("b", 22_000)])
     assert (before.card_by_pod, list(before.rejected)) == ({"default/a": "eth1"}, ["default/b"])
     previous = {"default/a": "eth0", "default/b": "eth1"}
-    after = allocate([asks("new", 800), asks("a", 800), asks("b", 22_000)], previous)
+    after = allocate([net_pod("new", 800), net_pod("a", 800), net_pod("b", 22_000)], previous)
     assert (after.card_by_pod, list(after.rejected)) == (previous, ["default/new"])
-    named = allocate([asks("a", 900, "eth0"), asks("b", 100, "eth7"), asks("c", 850, "eth0")], {"default/a": "eth1"})
+    named = allocate(
+        [net_pod("a", 900, "eth0"), net_pod("b", 100, "eth7"), net_pod("c", 850, "eth0")],
+        {"default/a": "eth1"},
+    )
     assert named.card_by_pod == {"default/c": "eth0"}
     assert {key: each.text for key, each in named.rejected.items()} == {
-        "default/a": "No card has 900 Mbit/s left both ways: eth0 850 of 850.",
-        "default/b": "nic_selection_result names eth7, which is no card of known speed here; there is eth0, eth1.",
+        "default/a": "No network card has 900 Mbit/s left in both directions: eth0 850 of 850.",
+        "default/b": "nic_selection_result names eth7, which is no card of known speed here; choose from eth0, eth1.",
     }
 
 
 def test_unreadable_cards_withdraw_and_allocate_nothing() -> None:
-    unseen = allocate([asks("a", 800), asks("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
+    unseen = allocate([net_pod("a", 800), net_pod("new", 1)], {"default/a": "eth0", "default/gone": "eth1"}, {})
     assert (unseen.cards, unseen.card_by_pod) == ((), {"default/a": "eth0"})
     assert {key: each.rule for key, each in unseen.rejected.items()} == {"default/new": "network_speed_unknown"}
-    slow = allocate([asks("a", 800)], {"default/a": "eth0"}, {"eth0": interface(None)})
+    slow = allocate([net_pod("a", 800)], {"default/a": "eth0"}, {"eth0": interface(None)})
     assert slow.rejected["default/a"].text == "The pod requests 800 Mbit/s, and the speed of no network card is known."
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "eth0", "eth1", "eth7"])), max_size=12))
 def test_no_card_is_overallocated_and_a_second_cycle_changes_nothing(
-    knob_requests: list[tuple[int, str]],
+    requests: list[tuple[int, str]],
 ) -> None:
-    pods = [asks(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(knob_requests)]
+    pods = [net_pod(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(requests)]
     result = allocate(pods)
     for card in result.cards:
         assert card.allocated_mbit == sum(card.pods.values()) <= card.capacity
-    requested_groups = {each.key for each, (mbit, _) in zip(pods, knob_requests, strict=True) if mbit}
-    assert (result.card_by_pod.keys() | result.rejected.keys(), result.card_by_pod.keys() & result.rejected.keys()) == (
-        requested_groups,
-        set(),
-    )
+    with_request = {each.key for each, (mbit, _) in zip(pods, requests, strict=True) if mbit}
+    assert result.card_by_pod.keys() | result.rejected.keys() == with_request
+    assert not result.card_by_pod.keys() & result.rejected.keys()
     assert allocate(pods, result.card_by_pod).card_by_pod.items() >= result.card_by_pod.items()
 
 
-# --- caches
+# --- resctrl
 
 
 @pytest.mark.parametrize(
@@ -183,7 +195,7 @@ def test_no_card_is_overallocated_and_a_second_cycle_changes_nothing(
         (0xF, 0, 1, 0x1),
     ],
 )
-def test_masks_are_koordinator_s(full_mask: int, start: float, end: float, expected: int) -> None:
+def test_l3_masks_are_those_of_koordinator(full_mask: int, start: float, end: float, expected: int) -> None:
     assert l3_mask(full_mask, ResctrlLevel(cat_start_percent=start, cat_end_percent=end)) == expected
 
 
@@ -204,8 +216,8 @@ INTEL = "    L3:0=7ff;1=7ff\n    MB:0=100;1=100\n"
 def test_every_level_has_a_line_for_each_resource() -> None:
     caches = parse_schemata(INTEL)
     assert caches == CacheCapacity(l3={0: 0x7FF, 1: 0x7FF}, mb={0: 100, 1: 100})
-    resctrl_root = {group.name: group.schemata for group in build_resctrl_groups(caches, ResctrlConfig().levels)}
-    assert resctrl_root == {
+    groups = {group.name: group.schemata for group in build_resctrl_groups(caches, ResctrlConfig().levels)}
+    assert groups == {
         "dioptase-dedicated_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
         "dioptase-shared_cores": "L3:0=7ff;1=7ff\nMB:0=100;1=100\n",
         "dioptase-reclaimed_cores": "L3:0=f;1=f\nMB:0=100;1=100\n",
@@ -224,33 +236,30 @@ def resctrl_root(root: Path, *names: str) -> FakeResctrl:
     return FakeResctrl(root)
 
 
-def test_groups_are_given_their_shares_and_processes_and_removed(tmp_path: Path) -> None:
-    groups = resctrl_root(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "theirs")
-    requested_groups = build_resctrl_groups(groups.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
-    (dry,) = groups.apply(requested_groups, {"dioptase-reclaimed_cores": [77]}, dry=True)
+def test_groups_get_schemata_and_threads_and_are_removed(tmp_path: Path) -> None:
+    groups = resctrl_root(tmp_path, "dioptase-reclaimed_cores", "dioptase-old", "external")
+    desired = build_resctrl_groups(groups.caches(), {QoSLevel.RECLAIMED: ResctrlLevel(cat_end_percent=30)})
+    (dry,) = groups.apply(desired, {"dioptase-reclaimed_cores": [77]}, dry=True)
     group = tmp_path / "dioptase-reclaimed_cores"
-    assert (dry.status, (group / "tasks").read_text(), (tmp_path / "dioptase-old").exists()) == (
-        OutcomeStatus.DRY_RUN,
-        "",
-        True,
-    )
-    made_now, removed = groups.apply(requested_groups, {"dioptase-reclaimed_cores": [77]})
-    assert (made_now.status, made_now.before, made_now.after) == (
+    assert (dry.status, (group / "tasks").read_text()) == (OutcomeStatus.DRY_RUN, "")
+    assert (tmp_path / "dioptase-old").exists()
+    applied, removed = groups.apply(desired, {"dioptase-reclaimed_cores": [77]})
+    assert (applied.status, applied.before, applied.after) == (
         OutcomeStatus.APPLIED, "L3:0=7ff;1=7ff MB:0=100;1=100", "L3:0=f;1=f MB:0=100;1=100",
     )  # fmt: skip
-    assert made_now.decision.cgroup == str(group)
-    assert made_now.decision.reason.text.startswith("reclaimed_cores has the L3 caches from 0 to 30 %")
+    assert applied.decision.cgroup == str(group)
+    assert applied.decision.reason.text.startswith("reclaimed_cores has the L3 caches from 0 to 30 %")
     assert (removed.status, removed.decision.cgroup) == (OutcomeStatus.APPLIED, str(tmp_path / "dioptase-old"))
     assert (group / "schemata").read_text().startswith("L3:0=f;1=f\n")
     assert (group / "tasks").read_text() == "77\n"
     inode = (group / "schemata").stat().st_mtime_ns
-    assert [each.status for each in groups.apply(requested_groups, {"dioptase-reclaimed_cores": [77]})] == [
+    assert [each.status for each in groups.apply(desired, {"dioptase-reclaimed_cores": [77]})] == [
         OutcomeStatus.UNCHANGED
     ]
-    assert (group / "schemata").stat().st_mtime_ns == inode, "what is right is not written again"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dioptase-reclaimed_cores", "schemata", "theirs"]
+    assert (group / "schemata").stat().st_mtime_ns == inode, "a correct schemata file is not written again"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dioptase-reclaimed_cores", "external", "schemata"]
     assert [each.decision.cgroup for each in groups.restore()] == [str(group)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["schemata", "theirs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["external", "schemata"]
 
 
 def test_without_resctrl_there_is_a_reason(tmp_path: Path) -> None:
@@ -281,14 +290,14 @@ def sysfs(tmp_path: Path) -> Path:
 
 
 def setting(path: str, line: str, device: str = "") -> SysfsSetting:
-    return SysfsSetting(path=path, line=line, device=device, reason=VERDICT)
+    return SysfsSetting(path=path, line=line, device=device, reason=REASON)
 
 
 def node_files(sysfs: Path, boot: str = "boot") -> DiskSettings:
     return DiskSettings(sysfs, sysfs.parent / "state", boot)
 
 
-def test_a_disk_s_setting_is_journalled_written_and_put_back(sysfs: Path) -> None:
+def test_a_disk_s_setting_is_journalled_written_and_restored(sysfs: Path) -> None:
     journal = sysfs.parent / "state" / FILE_NAME
     files = node_files(sysfs)
     (outcome,) = files.apply([setting(WBT, "2000")], dry=True)
@@ -311,11 +320,11 @@ def test_one_device_s_line_is_changed_and_restored(sysfs: Path) -> None:
     assert files.entries()[0].text == outcome.before
     files.restore()
     assert (sysfs / QOS).read_text() == "8:16 enable=1 ctrl=user rpct=50.00\n", (
-        "a file of ours keeps the last line alone"
+        "an ordinary file keeps only the last line"
     )
 
 
-def test_an_external_value_is_left_as_it_is(sysfs: Path) -> None:
+def test_an_externally_modified_value_stays(sysfs: Path) -> None:
     files = node_files(sysfs)
     files.apply([setting(WBT, "2000")])
     (sysfs / WBT).write_text("5000\n")
@@ -339,7 +348,7 @@ def test_another_boot_a_lost_disk_and_a_damaged_journal(sysfs: Path) -> None:
         node_files(sysfs)
 
 
-def test_killed_at_any_step_the_original_comes_back(sysfs: Path) -> None:
+def test_a_kill_at_any_step_loses_no_original(sysfs: Path) -> None:
     """SIGKILL before each system call that leaves something behind, on both of two changes."""
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""The order in which the OOM killer takes pods, and the journal of what their processes had."""
+"""OOM scores: the order in which the OOM killer selects pods, and the journal of the original scores."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.qrm.actuator.oom_scores import FILE_NAME, LOWERING_HINT, OomScores, ProcessTable
-from agent.qrm.decisions.oom_priority import decide_oom_scores, oom_score_adj
+from agent.qrm.decisions.memory import decide_oom_scores, oom_score_adj
 from api.annotations import OOM_PRIORITY_BOUNDS
 from api.decision import Decision, OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Knob, Reason
 from api.qos import Enhancements, QoSLevel
-from tests.agent.advisor.builders import pod, snapshot
-from tests.agent.qrm.actuator.fakes import kill_at_every_step
+from tests.agent.qrm.actuator.fakes import add_process, kill_at_every_step
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
-# --- the order
+# --- scores
 
 
 @pytest.mark.parametrize(
@@ -29,25 +30,25 @@ from tests.agent.qrm.actuator.fakes import kill_at_every_step
     [(-100, 1000), (-50, 950), (-1, 901), (0, 0), (50, -150), (99, -297), (100, -300), (199, -597), (200, -600), (299, -897),
      (300, -1000)],
 )  # fmt: skip
-def test_the_lower_the_priority_the_sooner_it_goes(priority: int, expected: int) -> None:
+def test_a_lower_priority_has_a_higher_score(priority: int, expected: int) -> None:
     assert oom_score_adj(priority) == expected
 
 
 @given(st.integers(-100, 299))
-def test_a_higher_priority_always_goes_later(priority: int) -> None:
+def test_every_higher_priority_has_a_lower_score(priority: int) -> None:
     assert oom_score_adj(priority) > oom_score_adj(priority + 1) >= -1000
 
 
-def test_levels_keep_their_distance() -> None:
-    """A process of the level above goes first only where it uses so much more of the memory: in thousandths."""
+def test_default_scores_of_levels_differ_by_at_least_300() -> None:
+    """The difference in thousandths of the memory is what a higher level may use more before it is selected first."""
     order = (QoSLevel.RECLAIMED, QoSLevel.SHARED, QoSLevel.DEDICATED, QoSLevel.SYSTEM)
     defaults = [oom_score_adj(OOM_PRIORITY_BOUNDS[level][0]) for level in order]
     assert [low - high for low, high in pairwise(defaults)] == [1000, 300, 300]
 
 
-def test_every_listed_container_that_is_there_is_decided_on() -> None:
-    web = msgspec.structs.replace(pod("web", QoSLevel.SHARED), enhancements=Enhancements(oom_priority=300))
-    observed = snapshot(0, [web, pod("late", QoSLevel.RECLAIMED)])
+def test_every_listed_container_with_a_cgroup_gets_a_decision() -> None:
+    web = msgspec.structs.replace(shared("web"), enhancements=Enhancements(oom_priority=300))
+    observed = snapshot(0, [web, reclaimed("late")])
     observed = msgspec.structs.replace(
         observed, cgroups={path: sample for path, sample in observed.cgroups.items() if path != "/late"}
     )
@@ -56,15 +57,15 @@ def test_every_listed_container_that_is_there_is_decided_on() -> None:
         "/web", "default/web", Knob.OOM_SCORE_ADJ, "-1000",
     )  # fmt: skip
     assert decision.reason.text == (
-        "oom_score_adj of shared_cores with oom_priority 300 is -1000: the OOM killer never takes them."
+        "oom_score_adj of shared_cores with oom_priority 300 is -1000: the OOM killer never selects them."
     )
 
 
-# --- given and put back
+# --- written and restored
 
 
 class Machine:
-    """A /proc and a cgroup of files, in which a process starts as its parent is."""
+    """A /proc and a cgroup of ordinary files, in which processes start with the given score."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.state, self.group = root / "proc", root / "state", root / "cgroup/batch"
@@ -72,12 +73,7 @@ class Machine:
             directory.mkdir(parents=True, exist_ok=True)
 
     def start(self, pid: int, score: int, *, parent: int = 1, start: int = 7, where: str = "") -> None:
-        directory = self.proc / str(pid)
-        directory.mkdir(exist_ok=True)
-        with (self.group / where / "cgroup.procs").open("a") as file:
-            file.write(f"{pid}\n")
-        (directory / "stat").write_text(f"{pid} (x) y) S {parent} {' '.join('0' * 17)} {start} 0\n")
-        self.write(pid, score)
+        add_process(self.proc, self.group / where, pid, score, parent=parent, start=start)
 
     def write(self, pid: int, score: int) -> None:
         (self.proc / str(pid) / "oom_score_adj").write_text(f"{score}\n")
@@ -118,10 +114,10 @@ def test_every_process_is_restored_and_a_child_gets_its_parent_s_score(machine: 
         OutcomeStatus.APPLIED, "0 500", "1000", [1000, 1000],
     )  # fmt: skip
     journal = (machine.state / FILE_NAME).read_bytes()
-    machine.start(12, 1000, parent=11)  # born with what its parent has
+    machine.start(12, 1000, parent=11)  # forked with the score of its parent
     machine.start(13, 1000, parent=999)  # its parent has ended
     assert [o.status for o in scores.apply([machine.decision(1000)])] == [OutcomeStatus.UNCHANGED]
-    assert (machine.state / FILE_NAME).read_bytes() == journal, "no wait for the disk for every child"
+    assert (machine.state / FILE_NAME).read_bytes() == journal, "a child of a known process needs no journal write"
     machine.start(14, 300)  # a process that joined from outside
     assert [o.before for o in scores.apply([machine.decision(1000)])] == ["300 1000"]
     # Another process, after the first was killed.
@@ -132,7 +128,7 @@ def test_every_process_is_restored_and_a_child_gets_its_parent_s_score(machine: 
     assert not (machine.state / FILE_NAME).exists()
 
 
-def test_a_process_that_had_that_value_keeps_it(machine: Machine) -> None:
+def test_a_process_with_the_decided_score_keeps_it_after_the_restore(machine: Machine) -> None:
     machine.start(10, 0)
     machine.start(11, 1000)
     scores = machine.opened()
@@ -158,7 +154,7 @@ def test_an_external_score_and_a_reused_pid_are_left_alone(machine: Machine) -> 
     scores.apply([machine.decision(1000)])
     machine.write(11, -500)
     machine.end(12)
-    machine.start(12, 700, start=8)  # its number was given to another process
+    machine.start(12, 700, start=8)  # its PID was reused
     scores.restore()
     assert machine.scores(10, 11, 12) == [0, -500, 700]
 
@@ -179,7 +175,7 @@ def test_another_boot_and_a_damaged_journal(machine: Machine) -> None:
         machine.opened()
 
 
-def test_nothing_is_written_that_cannot_be_journalled(machine: Machine) -> None:
+def test_no_score_is_written_without_its_original_in_the_journal(machine: Machine) -> None:
     machine.start(10, 0)
     scores = OomScores(ProcessTable(machine.proc, machine.group.parent), machine.state / "gone", "boot")
     for _ in range(2):
@@ -221,10 +217,10 @@ def test_refused_restores_stay_in_the_journal(machine: Machine) -> None:
     weak.apply([machine.decision(950)])
     assert machine.scores(10) == [950]
     machine.opened().restore()
-    assert machine.scores(10) == [-500], "whatever it was given in between"
+    assert machine.scores(10) == [-500], "the first original, not a score in between"
 
 
-def test_killed_at_any_step_the_originals_come_back(machine: Machine) -> None:
+def test_a_kill_at_any_step_loses_no_original(machine: Machine) -> None:
     """SIGKILL before each system call that leaves something behind, on both of two changes."""
     for pid in (10, 11):
         machine.start(pid, 0)

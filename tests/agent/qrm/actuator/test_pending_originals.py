@@ -1,11 +1,13 @@
-"""Originals of cgroups that were made with the agent's values: journalled before a round reads them, and put back exactly."""
+"""Originals of cgroups that the runtime creates with the agent's values: journalled before a cycle, restored exactly."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from agent.journal.decisions import DecisionJournal
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.pending_originals import (
@@ -15,10 +17,12 @@ from agent.qrm.actuator.pending_originals import (
     WRITE_GRACE_S,
     PendingOriginals,
 )
+from agent.qrm.actuator.restore import restore_all
 from agent.qrm.actuator.writer import KnobWriter
 from api.decision import ActMode, Outcome, OutcomeStatus
 from api.knobs import Knob
 from tests.agent.qrm.actuator.trees import Tree
+from tests.builders.four_cpu_node import busy_cycle
 
 BATCH = "/batch"
 NEXT = {Knob.QUOTA: "10000 100000", Knob.WEIGHT: "2"}
@@ -81,7 +85,7 @@ def test_an_unlisted_cgroup_keeps_its_values_until_a_decision(stage: Stage) -> N
     assert stage.pending.unlisted((), 2.0) == {BATCH}
     assert stage.actuator.release([], {BATCH}) == ()
     assert stage.held("cpuset.cpus") == "3"
-    assert stage.pending.unlisted({BATCH}, 3.0) == frozenset(), "a round has decided"
+    assert stage.pending.unlisted({BATCH}, 3.0) == frozenset(), "a cycle has decided"
     assert stage.pending.unlisted((), 4.0) == frozenset()
     (outcome,) = stage.actuator.release([], ())
     assert (outcome.status, stage.held("cpuset.cpus")) == (OutcomeStatus.APPLIED, "0-3")
@@ -125,11 +129,11 @@ def test_an_adopted_outcome_is_reported_once_with_the_kernel_s_value(
     assert outcome.decision.cgroup_id == again[0].decision.cgroup_id
     stage.pending.add(BATCH, {Knob.CPUSET: "0-3"}, 2.0, outcomes={Knob.CPUSET: outcome_before})
     stage.actuator.apply([])
-    assert stage.pending.outcomes() == (), "that is known already"
+    assert stage.pending.outcomes() == (), "an outcome is reported once"
 
 
 @pytest.mark.parametrize("existing", [False, True])
-def test_values_that_the_runtime_has_not_written_yet_are_not_journalled(stage: Stage, existing: bool) -> None:
+def test_values_are_not_journalled_before_the_runtime_has_written(stage: Stage, existing: bool) -> None:
     """A new cgroup has the kernel's values first: they are not the owner's, and the runtime's write is not external."""
     given = {Knob.QUOTA: ("max 100000", "20000 100000"), Knob.WEIGHT: ("20", "1")}
     decisions = [stage.tree.decision(BATCH, knob, after, cgroup_id=0) for knob, (_, after) in given.items()]
@@ -188,3 +192,20 @@ def test_restoring_numa_nodes_leaves_the_memory_migrate_flag_alone(stage: Stage)
     stage.pending.adopt(stage.files, stage.originals)
     stage.originals.restore(stage.files)
     assert (stage.held("cpuset.mems"), stage.held("cpuset.memory_migrate")) == ("0-1", "0")
+
+
+def test_a_container_created_after_the_last_cycle_is_in_the_journal_before_its_restore(stage: Stage) -> None:
+    stage.create(cpuset_cpus="1")
+    decision = stage.tree.decision(BATCH, Knob.CPUSET, "1")
+    adopted = Outcome(decision=decision, status=OutcomeStatus.APPLIED, before="0-3", after="1")
+    stage.pending.add(BATCH, {Knob.CPUSET: "0-3"}, 1.0, outcomes={Knob.CPUSET: adopted})
+    stage.pending.adopt(stage.files, stage.originals)
+    # The outcomes of the last cycle are in the decision journal already.
+    latest = msgspec.structs.replace(busy_cycle(7, outcomes=()), runtime_outcomes=(adopted,))
+    journal = DecisionJournal(None)
+    assert restore_all(stage.originals, stage.files, None, latest, journal, stage.pending.outcomes()) == 0
+    entries = [(entry.trigger, entry.outcome.before, entry.outcome.after) for entry in journal.entries()]
+    assert entries == [("nri", "0-3", "1"), ("end", "1", "0-3")]
+    assert {entry.outcome.decision.pod for entry in journal.entries()} == {"default/batch"}
+    assert restore_all(stage.originals, stage.files, None, latest, journal) == 0
+    assert len(journal.entries()) == 2

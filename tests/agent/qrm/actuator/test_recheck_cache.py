@@ -1,4 +1,4 @@
-"""Knobs that are decided as before are read every few seconds; what drifts is repaired, and counted."""
+"""Knobs with unchanged decisions are read every few seconds; drifted values are repaired and counted."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.one_shot import IN_PROGRESS
-from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.recheck_cache import RECHECK_ALL_CYCLES, RECHECK_LACKING_CYCLES, RECHECK_NS
-from agent.qrm.actuator.state_dir import open_originals
 from agent.qrm.actuator.writer import KnobReading, KnobWriter
-from api.decision import ActMode, Decision, Outcome, OutcomeStatus
+from api.decision import Outcome, OutcomeStatus
 from api.knobs import Knob
-from tests.agent.qrm.actuator.trees import Tree
+from tests.agent.qrm.actuator.trees import Bench, S
 
-S = 1_000_000_000
+PATHS = ("/batch", "/batch/inner", "/other")
 
 
 class Counted(KnobWriter):
@@ -40,32 +37,24 @@ class Counted(KnobWriter):
         return super().read_with_context(cgroup, cgroup_id, knob, directory_id, unchanged)
 
 
-class Node:
+class Node(Bench):
     """A tree and an actuator that is given the time in seconds."""
 
-    def __init__(self, root: Path, mode: str, *cgroups: str) -> None:
-        self.tree = Tree(root / "cgroup", mode)
-        for path in cgroups:
-            self.tree.make(path)
-        self.files = Counted(self.tree.hierarchy)
+    files: Counted
+
+    def __init__(self, root: Path, mode: str) -> None:
+        super().__init__(root, mode, cgroups=PATHS, writer=Counted)
         self.files.looked = []
-        self.originals: OriginalsJournal = open_originals(root / "state", "boot")
-        self.actuator = Actuator(self.files, self.originals, ActMode.ON)
 
-    def round(self, at_s: float, requests: Mapping[tuple[str, Knob], str]) -> list[Outcome]:
-        """What comes of a round; what it read is in `looked`."""
+    def cycle(self, at_s: float, requests: Mapping[tuple[str, Knob], str]) -> tuple[Outcome, ...]:
+        """Return the outcomes of one cycle; `files.looked` has the knobs that it read."""
         self.files.looked.clear()
-        decisions: list[Decision] = [self.tree.decision(path, knob, value) for (path, knob), value in requests.items()]
-        return list(self.actuator.apply(decisions, int(at_s * S)))
-
-    def close(self) -> None:
-        self.files.close()
-        self.originals.close()
+        return self.apply(*((path, knob, value) for (path, knob), value in requests.items()), at_s=at_s)
 
 
 @pytest.fixture(params=["v1", "v2"])
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
-    instance = Node(tmp_path, request.param, "/batch", "/batch/inner", "/other")
+    instance = Node(tmp_path, request.param)
     yield instance
     instance.close()
 
@@ -79,39 +68,39 @@ REQUESTS = {
 
 
 def settle(node: Node) -> None:
-    """Rounds until every knob has been looked at for the second time."""
-    node.round(0, REQUESTS)
-    node.round(RECHECK_NS / S, REQUESTS)
+    """Run cycles until every knob has been read twice."""
+    node.cycle(0, REQUESTS)
+    node.cycle(RECHECK_NS / S, REQUESTS)
 
 
 def test_unchanged_decisions_are_not_read(node: Node) -> None:
-    first = node.round(0, REQUESTS)
+    first = node.cycle(0, REQUESTS)
     assert {outcome.status for outcome in first} == {OutcomeStatus.APPLIED}
     settle(node)
-    again = node.round(RECHECK_NS / S + 1, REQUESTS)
+    again = node.cycle(RECHECK_NS / S + 1, REQUESTS)
     assert node.files.looked == []
     assert [(o.status, o.decision, o.after, o.clamped_from) for o in again] == [
         (OutcomeStatus.UNCHANGED, o.decision, o.after, o.clamped_from) for o in first
     ]
-    most = "10000" if node.tree.hierarchy.mode == "v2" else "1000"
-    assert (again[3].after, again[3].clamped_from) == (most, "99999")
+    max_weight = "10000" if node.tree.hierarchy.mode == "v2" else "1000"
+    assert (again[3].after, again[3].clamped_from) == (max_weight, "99999")
 
 
-def test_everything_is_read_again_within_five_seconds_of_rounds_a_second_apart(node: Node) -> None:
+def test_everything_is_read_again_within_five_seconds_with_one_cycle_per_second(node: Node) -> None:
     settle(node)
     last = dict.fromkeys(REQUESTS, 4.0)
     for at_s in range(5, 40):
-        node.round(at_s, REQUESTS)
+        node.cycle(at_s, REQUESTS)
         for key in REQUESTS:
             if key in node.files.looked:
                 last[key] = at_s
             assert at_s - last[key] < 5, key
 
 
-def test_without_the_time_everything_is_read_in_every_round(node: Node) -> None:
+def test_without_the_time_everything_is_read_in_every_cycle(node: Node) -> None:
     for _ in range(3):
         node.files.looked.clear()
-        node.actuator.apply([node.tree.decision(path, knob, value) for (path, knob), value in REQUESTS.items()])
+        node.apply(*((*key, value) for key, value in REQUESTS.items()))
         assert set(REQUESTS) <= set(node.files.looked)
 
 
@@ -126,17 +115,19 @@ def test_without_the_time_everything_is_read_in_every_round(node: Node) -> None:
 def test_only_a_changed_decision_is_read(node: Node, changed: tuple[str, Knob], read: set[tuple[str, Knob]]) -> None:
     settle(node)
     values = {Knob.QUOTA: "40000", Knob.IO_WEIGHT: "7", Knob.IDLE: "0"}
-    node.round(4.1, {**REQUESTS, changed: values[changed[1]]})
+    node.cycle(4.1, {**REQUESTS, changed: values[changed[1]]})
     assert set(node.files.looked) & set(REQUESTS) == read
 
 
 def test_knobs_that_depend_on_a_changed_one_are_read(node: Node) -> None:
     requests = {("/batch", Knob.CPUSET): "0-3", ("/batch/inner", Knob.CPUSET): "0-3", ("/batch", Knob.BURST): "100"}
-    node.round(0, requests)
-    node.round(4, requests)
-    inner = node.round(4.1, {**requests, ("/batch", Knob.CPUSET): "2"})[1]
-    assert (inner.after, inner.clamped_from) == ("2", "0-3"), "what lies inside is cut to the new CPUs at once"
-    node.round(4.2, {**requests, ("/batch", Knob.QUOTA): "90000"})
+    node.cycle(0, requests)
+    node.cycle(4, requests)
+    inner = node.cycle(4.1, {**requests, ("/batch", Knob.CPUSET): "2"})[1]
+    assert (inner.after, inner.clamped_from) == ("2", "0-3"), (
+        "the cgroup below is restricted to the new CPUs in the same cycle"
+    )
+    node.cycle(4.2, {**requests, ("/batch", Knob.QUOTA): "90000"})
     assert ("/batch", Knob.BURST) in node.files.looked
 
 
@@ -148,7 +139,7 @@ def drift(node: Node) -> None:
 def test_drift_is_repaired_and_counted(node: Node) -> None:
     settle(node)
     drift(node)
-    outcomes = [outcome for second in (1, 2, 3, 4) for outcome in node.round(4 + second, REQUESTS)]
+    outcomes = [outcome for second in (1, 2, 3, 4) for outcome in node.cycle(4 + second, REQUESTS)]
     assert [o.decision.knob for o in outcomes if o.status is OutcomeStatus.APPLIED] == [Knob.QUOTA]
     (repaired,) = (o for o in outcomes if o.repaired)
     assert (repaired.before, repaired.after) == ("80000 100000", "50000 100000")
@@ -156,16 +147,16 @@ def test_drift_is_repaired_and_counted(node: Node) -> None:
 
 def test_a_changed_decision_is_no_drift(node: Node) -> None:
     settle(node)
-    outcomes = node.round(5, {**REQUESTS, ("/batch", Knob.QUOTA): "20000"})
+    outcomes = node.cycle(5, {**REQUESTS, ("/batch", Knob.QUOTA): "20000"})
     assert [(o.status, o.repaired) for o in outcomes if o.decision.knob is Knob.QUOTA] == [
         (OutcomeStatus.APPLIED, False)
     ]
 
 
-def test_refusals_are_tried_again_in_every_round(node: Node) -> None:
+def test_refusals_are_tried_again_in_every_cycle(node: Node) -> None:
     requests = {("/batch", Knob.CPUSET): "7"}
     for at_s in range(3):
-        (outcome,) = node.round(at_s, requests)
+        (outcome,) = node.cycle(at_s, requests)
         assert outcome.status is OutcomeStatus.REFUSED
         assert node.files.looked == [("/batch", Knob.CPUSET)]
 
@@ -174,7 +165,7 @@ def test_a_new_cgroup_on_the_path_is_read(node: Node) -> None:
     settle(node)
     node.tree.remove("/other")
     node.tree.make("/other")
-    outcome = node.round(4.1, REQUESTS)[2]
+    outcome = node.cycle(4.1, REQUESTS)[2]
     assert (outcome.status, outcome.before) == (
         OutcomeStatus.APPLIED,
         "" if node.tree.hierarchy.mode == "v2" else "0-3",
@@ -184,11 +175,10 @@ def test_a_new_cgroup_on_the_path_is_read(node: Node) -> None:
 def test_one_shot_decisions_are_never_cached(node: Node) -> None:
     requests = {("/batch", Knob.DROP_CACHE): "4096", ("/batch", Knob.QUOTA): "50000"}
     for at_s in range(3):
-        drop, _ = node.round(at_s, requests)
+        drop, _ = node.cycle(at_s, requests)
         assert (drop.status, drop.error) == (OutcomeStatus.UNCHANGED, IN_PROGRESS)
 
 
-PATHS = ("/batch", "/batch/inner", "/other")
 KNOBS = (Knob.CPUSET, Knob.MEMS, Knob.QUOTA, Knob.BURST, Knob.IO_WEIGHT, Knob.MEMORY_MAX, Knob.SWAP_MAX)
 CHANGE = st.tuples(st.sampled_from(PATHS), st.sampled_from(KNOBS), st.integers(0, 2))
 VALUES = {
@@ -213,12 +203,12 @@ def test_the_cache_changes_no_write(changes: list[tuple[str, Knob, int]], mode: 
     """Two actuators, one of which gets the time: within the recheck interval both write the same."""
     requests = {(path, knob): VALUES[knob][0] for path in PATHS for knob in KNOBS}
     with TemporaryDirectory() as directory:
-        timed, plain = (Node(Path(directory) / name, mode, *PATHS) for name in ("timed", "plain"))
+        timed, plain = (Node(Path(directory) / name, mode) for name in ("timed", "plain"))
         for number, (path, knob, value) in enumerate([changes[0], *changes, changes[-1], changes[-1]]):
             requests[path, knob] = VALUES[knob][value]
-            outcomes = timed.round(number * 0.001, requests)
+            outcomes = timed.cycle(number * 0.001, requests)
             assert not [o for o in outcomes if o.repaired], "there was no external write"
-            plain.actuator.apply([plain.tree.decision(*key, value) for key, value in requests.items()])
+            plain.apply(*((*key, value) for key, value in requests.items()))
         assert [timed.tree.texts(path) for path in PATHS] == [plain.tree.texts(path) for path in PATHS]
         timed.close()
         plain.close()

@@ -1,4 +1,4 @@
-"""What holds of every placement, whatever the machine, the pods, the sizes and the past."""
+"""Properties of every allocation, for any machine, pods, pool sizes and previous state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_container_has_cpus_and_none_of_the_reserved_ones(
 
 @given(some_sizes(), some_pods(), machines(), CONFIGS, st.randoms(use_true_random=False))
 @MANY
-def test_nothing_changes_without_a_change_and_no_order_matters(
+def test_equal_inputs_in_any_order_give_equal_allocations(
     sizes: tuple[PoolSize, ...],
     pods: tuple[Pod, ...],
     topology: Topology,
@@ -131,10 +131,10 @@ def test_pools_are_disjoint_have_their_size_and_move_as_little_as_possible(
 
 @given(some_sizes(), some_pods(), machines(), st.data())
 @MANY
-def test_cpus_that_go_are_replaced_and_all_others_stay(
+def test_offline_cpus_are_replaced_and_all_others_stay(
     sizes: tuple[PoolSize, ...], pods: tuple[Pod, ...], topology: Topology, data: st.DataObject
 ) -> None:
-    """Hotplug: a dedicated pod that loses no CPU keeps what it has, whatever the others have to do."""
+    """After CPU hotplug, a dedicated pod that lost no CPU keeps its CPUs, even if others have to move."""
     config = CpuPlacementConfig(reserved_cpus=data.draw(st.integers(0, 4)))
     first, state = run(sizes, pods, topology, config=config)
     offline = data.draw(st.sets(st.sampled_from(topology.ids), max_size=len(topology.ids) - 1))
@@ -156,7 +156,7 @@ def test_cpus_that_go_are_replaced_and_all_others_stay(
 
 @given(machines(), st.integers(1, 20), st.sets(st.integers(0, 255), max_size=12))
 @MANY
-def test_a_pool_keeps_the_cpus_that_are_still_there(topology: Topology, share: int, offline: set[int]) -> None:
+def test_a_pool_keeps_its_online_cpus(topology: Topology, share: int, offline: set[int]) -> None:
     sizes = (size("share", share), size("reclaim", 1))
     less = Topology(cpus=tuple(cpu for cpu in topology.cpus if cpu.id not in offline))
     if len(less.cpus) <= share:
@@ -195,7 +195,7 @@ def test_the_native_policy_has_the_same_properties(
     assert other.cpus == placement.cpus
 
 
-def test_time_alone_ends_a_ramp_up_and_a_residual_pod() -> None:
+def test_ramp_up_and_residual_pods_end_by_time() -> None:
     topology = machine(1, 1, 1, 8, 1)
     _, state = run((), (), topology)
     web = pod("web", cores=2.0)

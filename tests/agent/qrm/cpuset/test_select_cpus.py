@@ -1,4 +1,4 @@
-"""Which CPUs are picked: rows of a small machine and what a person would pick by hand."""
+"""Selection of CPUs on a small machine, compared with a selection by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered, and what can be known without it."""
+"""The cpuset state: rebuilt from cgroups, read back from JSON, and the sizes and reserves next to it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_binding_is_rebuilt_from_a_cpuset_within_one_node() -> None:
     assert rebuilt.pool("share-NUMA1") == {4, 5}
 
 
-def test_a_state_of_json_is_the_same() -> None:
+def test_a_state_survives_json() -> None:
     _, state = run((), PODS, NODE)
     assert msgspec.json.decode(msgspec.json.encode(state), type=CpusetState) == state
 
@@ -113,7 +113,7 @@ def test_reclaim_yields_all_but_one_cpu() -> None:
     ("cpu_count", "nodes", "least", "expected"),
     [(16, 2, 4, 2), (16, 2, 16, 8), (16, 8, 4, 1), (16, 2, None, 2), (8, 2, None, 1), (2, 1, None, 1), (1, 1, None, 1)],
 )
-def test_what_reclaim_keeps_of_each_node(cpu_count: int, nodes: int, least: int | None, expected: int) -> None:
+def test_reserve_of_reclaim_on_each_numa_node(cpu_count: int, nodes: int, least: int | None, expected: int) -> None:
     reserve = CpuPlacementConfig(min_reclaimed_cpus=least).reclaim_reserve(cpu_count, nodes)
     assert set(spread_over_numa(reserve, range(nodes)).values()) == {expected}
 

@@ -1,4 +1,4 @@
-"""NUMA masks by Katalyst's rules, one rule a row, and what is chosen from them."""
+"""NUMA masks by Katalyst's rules, one rule per row, and the hint selected from them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def masks(cores: float, left: dict[int, float] | None = None, node: CpuLayout = 
         (4, None, {"numa_number": 2, "numa_ids": (3,)}, "3+"),
     ],
 )  # fmt: skip
-def test_masks(cores: float, left: dict[int, float] | None, wants: dict[str, object], expected: str) -> None:
+def test_numa_masks_that_can_hold_a_request(
+    cores: float, left: dict[int, float] | None, wants: dict[str, object], expected: str
+) -> None:
     assert masks(cores, left, **wants) == expected.split()
 
 
@@ -74,12 +76,14 @@ def test_masks(cores: float, left: dict[int, float] | None, wants: dict[str, obj
         ),
     ],
 )
-def test_no_masks(cores: float, left: dict[int, float] | None, wants: dict[str, object], reason: str) -> None:
+def test_a_request_without_a_mask_has_a_reason(
+    cores: float, left: dict[int, float] | None, wants: dict[str, object], reason: str
+) -> None:
     with pytest.raises(NoTopologyHint, match=reason):
         masks(cores, left, **wants)
 
 
-def test_large_machines_look_at_the_fewest_nodes_and_one_more() -> None:
+def test_large_machines_consider_the_minimum_number_of_nodes_and_one_more() -> None:
     twelve = layout_of(machine(2, 6, 1, 2, 1))
     hints = masks(3, dict.fromkeys(range(12), 2.0), twelve, numa_exclusive=True)
     # Pairs and triples of six nodes within each of two sockets.
@@ -96,14 +100,12 @@ def test_large_machines_look_at_the_fewest_nodes_and_one_more() -> None:
         ("dynamic-packing", {0: 3.0, 1: 3.5, 2: 3.9, 3: 1.0}, (2,)),  # none has half: the most left
     ],
 )
-def test_the_node_with_the_most_or_the_least_left(
-    prefer: str, left: dict[int, float], expected: tuple[int, ...]
-) -> None:
+def test_hints_spread_or_pack(prefer: str, left: dict[int, float], expected: tuple[int, ...]) -> None:
     hints = [TopologyHint(nodes=(node,), preferred=True) for node in (3, 2, 1, 0)]
     assert select_hint(hints, left, FOUR, CpuPlacementConfig(numa_hint=prefer)).nodes == expected
 
 
-def test_preferred_ones_then_few_nodes() -> None:
+def test_preferred_hints_come_first_then_few_nodes() -> None:
     wide, few, good = (
         TopologyHint((0, 1, 2), preferred=False),
         TopologyHint((1, 2), preferred=False),

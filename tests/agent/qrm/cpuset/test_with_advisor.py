@@ -1,4 +1,4 @@
-"""What the advisor asks for is what pools get: its own sizes, made from pods that were placed before."""
+"""Pools get the sizes that the advisor computes from pods allocated before."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from api.advice import CpuAdvice
 from api.cpu import Topology
 from api.pod import Pod
 from api.qos import QoSLevel
-from tests.agent.advisor.builders import snapshot
 from tests.agent.qrm.cpuset.builders import S, bound, dedicated, machine, pod, reclaimed, run
+from tests.builders.snapshots import snapshot
 
 CORES = st.sampled_from([0.5, 1.0, 2.0, 3.0])
 
 
 @st.composite
 def pods_that_fit(draw: st.DrawFn) -> tuple[Pod, ...]:
-    """Few enough that each can have what it asks for on a node of 48 CPUs."""
+    """Draw so few pods that each gets its request on a node of 48 CPUs."""
     pods = [pod(f"s{n}", cores=draw(CORES)) for n in range(draw(st.integers(0, 3)))]
     pods += [bound(f"n{n}", draw(CORES)) for n in range(draw(st.integers(0, 2)))]
     pods += [dedicated(f"d{n}", float(draw(st.integers(1, 4)))) for n in range(draw(st.integers(0, 1)))]
@@ -46,7 +46,7 @@ def advise(
     static = reserve_cpus(node, config)
     situation = ProvisionInputs(
         now_ns=100 * S,
-        snapshot=snapshot(100.0, pods, cpus=topology),
+        snapshot=snapshot(100.0, pods, machine=topology),
         reserve=Counter(node.cpu[cpu].numa for cpu in static.reserve),
         forbidden=Counter(node.cpu[cpu].numa for cpu in static.interrupt),
         assigned=placement.cpus,

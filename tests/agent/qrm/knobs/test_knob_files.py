@@ -1,4 +1,4 @@
-"""The notation of knobs and its translation to the files of both cgroup versions."""
+"""Canonical notation of knob values and its conversion to the files of both cgroup versions."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_any_text_is_either_canonical_or_a_value_error(knob: Knob, text: str) ->
 
 
 @given(st.data(), st.sampled_from(PLACES))
-def test_what_is_encoded_decodes_to_the_same_value(data: st.DataObject, given: tuple[Knob, KnobCodec]) -> None:
+def test_an_encoded_value_decodes_to_itself(data: st.DataObject, given: tuple[Knob, KnobCodec]) -> None:
     knob, place = given
     value = data.draw(VALUES[knob])
     held = {file: HELD.get(file, "") for file in (*place.files, *place.context_files)}
@@ -158,7 +158,7 @@ def test_every_knob_has_a_codec_or_a_reason_and_an_order() -> None:
 @pytest.mark.parametrize(
     ("weight", "shares"), [(1, 10), (2, 20), (39, 399), (100, 1024), (200, 2048), (9999, 102_390), (10_000, 102_400)]
 )
-def test_weights_become_shares_as_in_the_kernel(weight: int, shares: int) -> None:
+def test_weights_convert_to_shares_as_in_the_kernel(weight: int, shares: int) -> None:
     assert weight_to_shares(weight) == shares
     assert shares_to_weight(shares) == weight
 
@@ -167,7 +167,7 @@ def test_weights_become_shares_as_in_the_kernel(weight: int, shares: int) -> Non
     ("shares", "weight"),
     [(2, 0), (3, 0), (5, 0), (6, 1), (102, 10), (512, 50), (1024, 100), (88761, 8668), (262_144, 25_600)],
 )
-def test_shares_read_as_version_two_shows_them(shares: int, weight: int) -> None:
+def test_shares_convert_to_the_weight_of_version_two(shares: int, weight: int) -> None:
     assert shares_to_weight(shares) == weight
 
 
@@ -193,7 +193,7 @@ def test_lifting_a_quota_leaves_the_period_alone() -> None:
     assert place.steps(held, place.encode("max 100000")) == ((CFS_QUOTA, "-1"),)
 
 
-def test_memory_follows_before_the_nodes_change_and_until_they_are_back() -> None:
+def test_the_migrate_flag_is_set_before_nodes_change_and_cleared_after_they_are_restored() -> None:
     (place,) = KNOB_SPECS[Knob.MEMS].v1
     first = {MEMS_FILE: "0-1\n", MEMORY_MIGRATE_FILE: "0\n"}
     assert place.steps(first, place.encode("1")) == ((MEMORY_MIGRATE_FILE, "1"), (MEMS_FILE, "1"))
