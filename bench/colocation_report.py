@@ -1,4 +1,4 @@
-"""Medians, goals, the trade-off curve, tables and charts of a colocation run. Pure."""
+"""Medians, goals, the trade-off curve and tables of a colocation run. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from bench.colocation_modes import CURVE_SCENARIO
 from bench.colocation_modes import MODES_BY_NAME as MODES
 from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
 from bench.machine import BenchMachine
-from bench.plot import ChartGoal, ChartMark, ChartPoint, line_chart, scatter_chart
 
 CellMetric = Callable[[CellResult], float]
 
@@ -163,20 +162,6 @@ def tradeoff_markdown(results: ColocationResults) -> list[str]:
     return [*out, ""]
 
 
-def tradeoff_svg(results: ColocationResults) -> str:
-    """Draw the trade-off: right is more batch work, down is less interference."""
-    points = tradeoff_curve(results)
-    marks = [ChartMark(p.batch, p.p99, p.low, p.high, p.mode, joined=p.target_ms is not None) for p in points]
-    floor = [p.p99 for p in points if p.mode == "floor"]
-    goals = [ChartGoal(f"goal with a stricter target: {MAX_P99_OF_ALONE:g}x alone", y=MAX_P99_OF_ALONE)]
-    goals += [
-        ChartGoal(f"goal of ours: {MAX_P99_OF_FLOOR:g}x the floor", y=MAX_P99_OF_FLOOR * times) for times in floor
-    ]
-    goals += [ChartGoal(f"{MIN_UNITS_OF_FLOOR:g} of the floor's batch work", x=MIN_UNITS_OF_FLOOR)]
-    title = f"Batch work against the latency of the online service ({CURVE_SCENARIO})"
-    return scatter_chart(title, "batch work done, part of the floor's", "p99, multiple of alone", marks, goals)
-
-
 def evaluate_colocation_goals(results: ColocationResults) -> list[ColocationGoal]:
     """Evaluate all goals in the scenarios that were measured."""
     goals: list[ColocationGoal] = []
@@ -249,17 +234,6 @@ SCENARIO_COLUMNS = (
     "mode", "p50 ms", "p99 ms (all rounds)", "p99.9 ms", "p99 / alone", "p99 / floor",
     "batch units/s", "/ floor", "lent", "node use", "us a request", "stolen", "lost",
 )  # fmt: skip
-
-
-def p99_svg(results: ColocationResults) -> str:
-    """Draw the p99 of every scenario, a line per mode."""
-    names = results.scenarios()
-    lines: dict[str, list[ChartPoint]] = {}
-    for mode in results.modes():
-        groups = [(x, group) for x, name in enumerate(names) if (group := results.group(mode, name))]
-        lines[mode] = [ChartPoint(x, group.median(cell_p99), *group.spread(cell_p99)) for x, group in groups]
-    title = "p99 latency of the online service with twice as many burners as CPUs"
-    return line_chart(title, "scenario", "p99, ms (median, bar: all rounds)", lines, dict(enumerate(names)))
 
 
 def markdown(results: ColocationResults) -> str:
