@@ -122,10 +122,8 @@ def mid_amount(
     if static_percent is not None:
         value = min(budget.capacity * static_percent / 100, maximum)
         text = f"Mid is {show(value)}: {static_percent:g} % of {show(budget.capacity)}, at most {show(maximum)}."
-        return KoordinatorAmount(
-            value=value, reason=Reason(rule="koordinator_mid_static", text=text, threshold=maximum)
-        )
-    requested = [demand.request for demand in budget.demands if demand.tier is KoordinatorTier.PROD]
+        reason = Reason(rule="koordinator_mid_static", text=text, threshold=maximum)
+        return KoordinatorAmount(value=value, reason=reason)
     inputs: ReasonInputs = {
         "capacity": budget.capacity,
         "prod_reclaimable": budget.prod_reclaimable,
@@ -139,8 +137,9 @@ def mid_amount(
     if unallocated_percent > 0:
         if budget.system_used is None:
             return _unknown_amount("mid", "the use of the system", inputs)
-        requested_sum = sum(request or 0.0 for request in requested)  # a pod without a request has allocated nothing
-        unallocated = max(budget.capacity - max(budget.system_used, budget.reserved) - requested_sum, 0.0)
+        # A pod without a request has allocated nothing.
+        requested = sum(demand.request or 0.0 for demand in budget.demands if demand.tier is KoordinatorTier.PROD)
+        unallocated = max(budget.capacity - max(budget.system_used, budget.reserved) - requested, 0.0)
     value = min(spare + unallocated * unallocated_percent / 100, maximum)
     text = (
         f"Mid is {show(value)}: prod can spare {show(budget.prod_reclaimable)} and the node leaves"
@@ -235,7 +234,7 @@ def koordinator_cpu_budget(
     demands = [
         _build_demand(
             pod,
-            sum_if_any(c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None),
+            sum_if_any(c.cpu_request_cores for c in pod.containers),
             cores,
             exclusive=pod.labels.get(_QOS_CLASS_LABEL) == "LSE",
         )
@@ -264,10 +263,7 @@ def koordinator_memory_budget(
         for pod in snapshot.pods
     ]
     demands = [
-        _build_demand(
-            pod, sum_if_any(c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None), space
-        )
-        for pod, space in used
+        _build_demand(pod, sum_if_any(c.memory_request_bytes for c in pod.containers), space) for pod, space in used
     ]
     return KoordinatorBudget(
         capacity=float(total),

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.advisor.memory.memory_inputs import (
-    NS_PER_S,
     InputMissing,
     MemoryAdvisorState,
     MemoryInputs,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.advisor.provision.regions import NumaCapacity, RegionBounds
 from agent.config.advisor import AdvisorConfig
 from api.advice import NOT_NUMA_BOUND, PoolSize, Region, RegionKind, scale_proportionally
@@ -72,9 +73,6 @@ def apportion_cores(cores: float, cpus: Mapping[int, int], nodes: Collection[int
     parts = {numa: cores * size / total for numa, size in cpus.items() if numa in nodes}
     others = [size for numa, size in cpus.items() if numa not in nodes]
     return parts | ({NOT_NUMA_BOUND: cores * sum(others) / total} if others else {})
-
-
-NS_PER_S = 1_000_000_000
 
 
 class RegulatedRequirement(NamedTuple):
@@ -283,16 +281,12 @@ def _place_unbound(unbound: Sequence[RegionRequest], bound: dict[int, list[Regio
             if (
                 request.region.kind is RegionKind.SHARE
                 and 0 < room[numa] < _requested_cpus(left)
-                and _has_room_elsewhere(room, numa)
+                and any(cpus > 0 for other, cpus in room.items() if other != numa)
             ):
                 part, rest = _split_request(left, room[numa])
             bound[numa].append(part)
             room[numa] -= _requested_cpus(part)
             left = rest
-
-
-def _has_room_elsewhere(room: Mapping[int, int], numa: int) -> bool:
-    return any(cpus > 0 for other, cpus in room.items() if other != numa)
 
 
 def _split_request(original: RegionRequest, cpus: int) -> tuple[RegionRequest, RegionRequest]:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.advisor.provision.pool_sizes import NS_PER_S, is_shrink_allowed, regulate_requirement
+from agent.advisor.advisor_state import NS_PER_S
+from agent.advisor.provision.pool_sizes import is_shrink_allowed, regulate_requirement
 from agent.advisor.provision.regions import RegionBounds
 from agent.config.advisor import AdvisorConfig
 
