@@ -14,8 +14,10 @@ from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.qrm.decisions.compose import PolicyResult
 from api.pod import Container
-from api.qos import QoSLevel
-from tests.agent.advisor.builders import pod, snapshot, topology, waits
+from tests.builders.nodes import run_queue_latency as waits
+from tests.builders.nodes import topology
+from tests.builders.pods import shared
+from tests.builders.snapshots import snapshot
 
 CONFIG = AdvisorConfig(policy="canonical")
 
@@ -43,10 +45,10 @@ def test_estimate_of_a_container(
 
 def test_load_has_the_time_of_its_last_measurement() -> None:
     """One task runs and two wait; from the 60th second on run-queue latency is not measured."""
-    state, busy = PolicyState(), [pod("web", QoSLevel.SHARED, request=2)]
+    state, busy = PolicyState(), [shared("web", cpu_request=2)]
     for second in range(100):
         wait = {"web": waits({2_000_000: second})} if second < 60 else {}
-        current = snapshot(second, busy, cpus=48, usage_s={"web": float(second)}, wait=wait)
+        current = snapshot(second, busy, machine=48, usage_s={"web": float(second)}, latency=wait)
         _, state = evaluate_policy(current, AgentConfig(advisor=CONFIG), state, current.taken_at_ns)
     (web,) = state.advisor.containers.values()
     assert web.load1 == pytest.approx(3.0, rel=0.3)
@@ -72,16 +74,16 @@ def test_region_headroom_is_never_negative() -> None:
     ],
 )
 def test_tutorial_of_a_48_core_node(usage_per_s: float | None, waiting: int, share: int, headroom: float) -> None:
-    pods = [] if usage_per_s is None else [pod("shared-normal-pod", QoSLevel.SHARED, request=2)]
+    pods = [] if usage_per_s is None else [shared("shared-normal-pod", cpu_request=2)]
     state, result = PolicyState(), PolicyResult()
     for second in range(400):
         # Katalyst steps down by 2 CPUs each 30 s at most: the pool starts large and needs minutes to shrink.
         current = snapshot(
             second,
             pods,
-            cpus=48,
+            machine=48,
             usage_s={} if usage_per_s is None else {"shared-normal-pod": second * usage_per_s},
-            wait={"shared-normal-pod": waits({waiting * 1_000_000: second})} if pods else {},
+            latency={"shared-normal-pod": waits({waiting * 1_000_000: second})} if pods else {},
         )
         result, state = evaluate_policy(current, AgentConfig(advisor=CONFIG), state, current.taken_at_ns)
     advice = result.advice
@@ -96,7 +98,7 @@ def test_with_smt_no_core_serves_both_pools_even_at_the_maximum_size(cpus: int, 
     node = topology(cpus, threads=2)
     state, result, before = PolicyState(), PolicyResult(), set[int]()
     for second in range(12):
-        current = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=node, usage_s={"web": 100.0 * second})
+        current = snapshot(second, [shared("web")], machine=node, usage_s={"web": 100.0 * second})
         result, state = evaluate_policy(current, AgentConfig(advisor=CONFIG), state, current.taken_at_ns)
         assert result.advice is not None
         pools = {pool.name: set(pool.cpus) for pool in result.advice.pools}
@@ -110,12 +112,12 @@ def test_with_smt_no_core_serves_both_pools_even_at_the_maximum_size(cpus: int, 
 
 
 def test_a_later_pod_ramps_up_at_its_request() -> None:
-    first, second = pod("a", QoSLevel.SHARED, request=2), pod("b", QoSLevel.SHARED, request=7)
+    first, second = shared("a", cpu_request=2), shared("b", cpu_request=7)
     memory = AdvisorState()
     requirement = {}
     for at in range(40):
         pods = [first] if at == 0 else [first, second]
-        current = snapshot(at, pods, cpus=48, usage_s={"a": 0.0, "b": 0.0})
+        current = snapshot(at, pods, machine=48, usage_s={"a": 0.0, "b": 0.0})
         advice, memory = advise_cpu(current, CONFIG, memory, current.taken_at_ns)
         assert advice is not None
         requirement[at] = advice.requirement_cores
@@ -127,10 +129,10 @@ def test_a_later_pod_ramps_up_at_its_request() -> None:
 
 def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
     config = AdvisorConfig(policy="canonical", min_ramp_down_period_s=0)
-    web = pod("web", QoSLevel.SHARED, request=0.5)
+    web = shared("web", cpu_request=0.5)
     state, sizes = PolicyState(), []
     for at in range(30):
-        current = snapshot(at, [web], cpus=16, usage_s={"web": 8.0 * at})
+        current = snapshot(at, [web], machine=16, usage_s={"web": 8.0 * at})
         if at == 20:
             current = replace(current, cgroups={})
         result, state = evaluate_policy(current, AgentConfig(advisor=config), state, current.taken_at_ns)
@@ -140,10 +142,10 @@ def test_one_failed_read_of_the_cgroups_forgets_no_demand() -> None:
 
 
 def test_a_listed_container_without_cgroup_needs_nothing_after_half_a_minute() -> None:
-    web = pod("web", QoSLevel.SHARED, request=0.5)
+    web = shared("web", cpu_request=0.5)
     memory, need = AdvisorState(), {}
     for at in range(45):
-        current = snapshot(at, [web] if at < 10 else [], cpus=16, usage_s={"web": 2.0 * at})
+        current = snapshot(at, [web] if at < 10 else [], machine=16, usage_s={"web": 2.0 * at})
         current = replace(current, pods=(web,))
         advice, memory = advise_cpu(current, CONFIG, memory, current.taken_at_ns)
         assert advice is not None
@@ -153,7 +155,7 @@ def test_a_listed_container_without_cgroup_needs_nothing_after_half_a_minute() -
 
 def test_disabling_reclaim_leaves_reclaimed_pods_the_minimum() -> None:
     config = AdvisorConfig(policy="canonical", enable_reclaim=False)
-    advice, _ = advise_cpu(snapshot(0, [], cpus=48), config, AdvisorState(), 0)
+    advice, _ = advise_cpu(snapshot(0, [], machine=48), config, AdvisorState(), 0)
     assert advice is not None
     assert advice.reclaimable_cores == 4.0
     assert advice.headroom_cores == 0.0
@@ -169,10 +171,10 @@ def test_policy_none_advises_nothing() -> None:
 def test_an_unreadable_tree_keeps_demand_and_stops_growth(policy: str) -> None:
     """48 CPUs, 16 in use: the need is 20, plus 4 for bursts. From 20 s on nothing can be read, and a pod is added."""
     config = msgspec.convert({"policy": policy, "headroom": {"policy": "estimate"}}, AdvisorConfig)
-    web, new = pod("web", QoSLevel.SHARED, request=16), pod("new", QoSLevel.SHARED, request=3)
+    web, new = shared("web", cpu_request=16), shared("new", cpu_request=3)
     state, need, headroom, reclaimable = PolicyState(), [], [], []
     for at in range(140):
-        current = snapshot(at, [web], cpus=48, usage_s={"web": 16.0 * at}, wait={"web": waits({10: 1000 * at})})
+        current = snapshot(at, [web], machine=48, usage_s={"web": 16.0 * at}, latency={"web": waits({10: 1000 * at})})
         if at >= 20:
             current = replace(current, cgroups={}, pods=(web,) if at < 130 else (web, new))
         result, state = evaluate_policy(current, AgentConfig(advisor=config), state, current.taken_at_ns)

@@ -19,7 +19,9 @@ from api.measurements import CgroupLimits, ThreadStates
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import CgroupSample, Snapshot
-from tests.agent.advisor.builders import S, pod, snapshot, topology
+from tests.builders.nodes import S, topology
+from tests.builders.pods import dedicated, reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 
 def settings(text: str) -> AgentConfig:
@@ -41,7 +43,7 @@ def cpusets(current: Snapshot, result: PolicyResult) -> dict[str, str]:
 
 
 CANONICAL = "advisor: {policy: canonical}"
-DB, BATCH, WEB = pod("db", QoSLevel.DEDICATED, request=2.0), pod("b", QoSLevel.RECLAIMED), pod("web", QoSLevel.SHARED)
+DB, BATCH, WEB = dedicated("db", cpu_request=2.0), reclaimed("b"), shared("web")
 
 
 def test_suppressed_pods_get_no_exclusive_cpus() -> None:
@@ -53,7 +55,7 @@ def test_suppressed_pods_get_no_exclusive_cpus() -> None:
     )
     state, result = PolicyState(), dict[str, str]()
     for second in range(6):
-        current = confined(snapshot(second, [DB, BATCH], cpus=8, usage_s={"db": 0.0, "b": 0.0}), {"/db": "3-4"})
+        current = confined(snapshot(second, [DB, BATCH], machine=8, usage_s={"db": 0.0, "b": 0.0}), {"/db": "3-4"})
         current = replace(current, node=replace(current.node, cpu=current.node.per_cpu[0]))
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         result = cpusets(current, policy_result)
@@ -65,7 +67,7 @@ def test_a_dedicated_pod_without_its_own_cpus_counts_in_the_pool_where_it_runs()
     state, config = PolicyState(), settings(CANONICAL)
     for second in range(4):
         current = snapshot(
-            second, [DB, BATCH, WEB], cpus=8, usage_s={"db": 2.0 * second, "web": 1.0 * second, "b": 0.0}
+            second, [DB, BATCH, WEB], machine=8, usage_s={"db": 2.0 * second, "web": 1.0 * second, "b": 0.0}
         )
         result, state = evaluate_policy(current, config, state, current.taken_at_ns)
     assert result.advice is not None
@@ -84,17 +86,17 @@ def test_pods_on_the_cpus_of_an_exclusive_pod_avoid_its_reclaimable_ones() -> No
     """The first pod is exclusive on the only NUMA node of 20 CPUs; the second runs there too, and a quarter is
     reclaimable. With sharing by priority, online pods keep all CPUs."""
     enhancements = Enhancements(numa_binding=True, numa_exclusive=True)
-    alone = replace(pod("db", QoSLevel.DEDICATED), enhancements=enhancements)
+    alone = replace(dedicated("db"), enhancements=enhancements)
     state = PolicyState()
     for second in range(3):
-        current = snapshot(second, [alone, WEB, BATCH], cpus=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
+        current = snapshot(second, [alone, WEB, BATCH], machine=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
         result, state = evaluate_policy(current, settings(CANONICAL), state, current.taken_at_ns)
     assert result.advice is not None
     pools = {pool.name: set(pool.cpus) for pool in result.advice.pools}
     assert len(pools["reclaim"]) == 5
     assert pools["share"] == set(range(20)) - pools["reclaim"]
     for second in range(3):
-        current = snapshot(second, [alone, WEB, BATCH], cpus=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
+        current = snapshot(second, [alone, WEB, BATCH], machine=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
         result, state = evaluate_policy(
             current, AgentConfig(), PolicyState() if second == 0 else state, current.taken_at_ns
         )
@@ -104,13 +106,11 @@ def test_pods_on_the_cpus_of_an_exclusive_pod_avoid_its_reclaimable_ones() -> No
 
 def test_a_refused_binding_leaves_no_pool_where_the_pod_is_not() -> None:
     """12 CPUs fit on neither NUMA node of 8: db runs with the others, and nothing is reserved on the node of its binding."""
-    asks = replace(
-        pod("db", QoSLevel.DEDICATED, request=12.0), enhancements=Enhancements(numa_binding=True), bound_numa=(0,)
-    )
+    asks = replace(dedicated("db", cpu_request=12.0), enhancements=Enhancements(numa_binding=True), bound_numa=(0,))
     state = PolicyState()
     for second in range(4):
         current = snapshot(
-            second, [asks, WEB, BATCH], cpus=topology(16, numa=2), usage_s={"db": 0.0, "web": 0.0, "b": 0.0}
+            second, [asks, WEB, BATCH], machine=topology(16, sockets=2), usage_s={"db": 0.0, "web": 0.0, "b": 0.0}
         )
         result, state = evaluate_policy(current, settings(CANONICAL), state, current.taken_at_ns)
     assert result.advice is not None
@@ -179,11 +179,11 @@ def test_a_refused_pod_is_not_isolated() -> None:
         settings("advisor: {policy: canonical, provision: {isolation: {enabled: true, lockInRounds: 1}}}"),
         PolicyState(),
     )
-    db = pod("db", QoSLevel.DEDICATED, request=1.0)
-    webs = [pod(f"w{n}", QoSLevel.SHARED, request=4.0) for n in range(4)]
+    db = dedicated("db", cpu_request=1.0)
+    webs = [shared(f"w{n}", cpu_request=4.0) for n in range(4)]
     for second in range(40):
         current = snapshot(
-            second, [db, *webs, BATCH], cpus=32, usage_s={p.name: 0.5 * second for p in (db, *webs, BATCH)}
+            second, [db, *webs, BATCH], machine=32, usage_s={p.name: 0.5 * second for p in (db, *webs, BATCH)}
         )
         busy = {
             path: replace(
@@ -211,7 +211,7 @@ def node_below(second: int, kubepods: str | None, cpus: int = 48) -> Snapshot:
             ("b", QoSLevel.RECLAIMED, POD_PATHS[2], {}),
         )
     ]
-    current = snapshot(second, pods, cpus=topology(cpus, numa=2))
+    current = snapshot(second, pods, machine=topology(cpus, sockets=2))
     cgroups = {
         path: CgroupSample(path=path, id=number, cpu_usage_ns=second * used * S)
         for number, (path, used) in enumerate(zip(POD_PATHS, (14, 4, 10), strict=True), 2)

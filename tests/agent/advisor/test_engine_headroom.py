@@ -28,11 +28,13 @@ from api.advice import Headroom
 from api.cpu import Topology
 from api.measurements import CpuTimes, NumaNode
 from api.pod import Pod
-from api.qos import Enhancements, QoSLevel
+from api.qos import Enhancements
 from api.snapshot import ComponentHealth, NodeSample, Snapshot
-from tests.agent.advisor.builders import S, pod, snapshot, topology
+from tests.builders.nodes import S, topology
+from tests.builders.pods import dedicated, reclaimed, shared
+from tests.builders.snapshots import snapshot
 
-TWO = topology(96, numa=2)
+TWO = topology(96, sockets=2)
 """0-47 and 48-95, a socket each."""
 
 
@@ -51,7 +53,7 @@ def build_snapshot(
     busy: float | Mapping[int, float] = 0.0,
 ) -> Snapshot:
     """Return a snapshot in which pods have always used these cores and CPUs have always been this busy."""
-    built = snapshot(at_s, pods, cpus=node, usage_s={name: cores * at_s for name, cores in used.items()})
+    built = snapshot(at_s, pods, machine=node, usage_s={name: cores * at_s for name, cores in used.items()})
     ratios = {cpu: busy.get(cpu, 0.0) if isinstance(busy, Mapping) else busy for cpu in node.ids}
     total = sum(ratios.values())
     cpu = CpuTimes(
@@ -97,7 +99,7 @@ def test_the_reclaim_pool_by_its_utilisation(
     busy: float, used: float, last: float, headroom: dict[str, Any], expected: float
 ) -> None:
     """96 CPUs on two NUMA nodes; the first ten are the reclaim pool, and this headroom is reported on NUMA node 0."""
-    config, pods = canonical(**headroom), [pod("batch", QoSLevel.RECLAIMED)]
+    config, pods = canonical(**headroom), [reclaimed("batch")]
     ratios = dict.fromkeys(range(10), busy)
     _, state = evaluate_policy(build_snapshot(1, pods, TWO, {"batch": used}, ratios), config, PolicyState(), S)
     assigned = replace(state.advisor, pools={"reclaim": tuple(range(10))}, reported_by_numa={0: last, 1: 0.0})
@@ -124,9 +126,9 @@ def bound_to(owner: Pod, *numa: int, **wants: Any) -> Pod:
 
 def test_headroom_of_an_exclusive_numa_node() -> None:
     """48 CPUs on two NUMA nodes. The pod uses 10 of its 24, spread evenly: 12.5 and a reserve of 2 make 15 CPUs."""
-    node = topology(48, numa=2)
-    alone = bound_to(pod("alone", QoSLevel.DEDICATED, request=24), 1, numa_exclusive=True)
-    pods, used = [pod("web", QoSLevel.SHARED, request=4), alone], {"alone": 10.0, "web": 1.0}
+    node = topology(48, sockets=2)
+    alone = bound_to(dedicated("alone", cpu_request=24), 1, numa_exclusive=True)
+    pods, used = [shared("web", cpu_request=4), alone], {"alone": 10.0, "web": 1.0}
     busy = dict.fromkeys(range(24, 48), 10 / 24) | {0: 1.0}
     result, _ = play([build_snapshot(at, pods, node, used, busy) for at in range(1, 200)], canonical())
     assert result.advice is not None
@@ -151,7 +153,7 @@ def test_headroom_of_an_exclusive_numa_node() -> None:
     ],
 )
 def test_regions_use_their_headroom_policy(policy: Any, cores: float, rule: str) -> None:
-    web = pod("web", QoSLevel.SHARED)
+    web = shared("web")
     result, _ = play(
         [build_snapshot(at, [web], topology(24), {"web": 1.0}) for at in (1, 2)], canonical(share_region=policy)
     )
@@ -166,8 +168,8 @@ def test_regions_use_their_headroom_policy(policy: Any, cores: float, rule: str)
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
 @pytest.mark.parametrize("headroom", ["common", "estimate", "koordinator-batch"])
 def test_no_headroom_on_the_socket_of_an_unreclaimable_share_pool(policy: Any, headroom: Any) -> None:
-    near = bound_to(pod("near", QoSLevel.SHARED, request=4), 1, cpuset_pool="flink")
-    pods, used = [near, pod("web", QoSLevel.SHARED, request=4)], {"near": 1.0, "web": 1.0}
+    near = bound_to(shared("near", cpu_request=4), 1, cpuset_pool="flink")
+    pods, used = [near, shared("web", cpu_request=4)], {"near": 1.0, "web": 1.0}
     for disabled in ((), ("flink",)):
         config = AgentConfig(
             advisor=AdvisorConfig(
@@ -210,9 +212,7 @@ def with_space(shot: Snapshot, total: int = 200, busy: int = 50, anon: Mapping[s
 def koordinator(at_s: float, spent_s: float) -> Snapshot:
     """Return 100 CPUs of which the system uses 10 and a prod pod has used these seconds; 200 GiB, 30 by the pod and 20 by
     the system."""
-    shot = snapshot(
-        at_s, [pod("web", QoSLevel.SHARED, request=80)], cpus=topology(100, numa=2), usage_s={"web": spent_s}
-    )
+    shot = snapshot(at_s, [shared("web", cpu_request=80)], machine=topology(100, sockets=2), usage_s={"web": spent_s})
     busy = spent_s + 10 * at_s
     cpu = replace(times(0, 0), user_ns=round(busy * S), idle_ns=round((100 * at_s - busy) * S))
     return with_space(replace(shot, node=replace(shot.node, cpu=cpu)), anon={"web": 30})
@@ -331,7 +331,7 @@ def test_utilisation_uses_the_reported_headroom() -> None:
 
 def test_a_reclaimed_pod_is_bound_only_where_headroom_is_known() -> None:
     config = replace(canonical(), placing=CpuPlacementConfig(enable_reclaim_numa_binding=True))
-    batch = replace(pod("batch", QoSLevel.RECLAIMED), enhancements=Enhancements(numa_binding=True))
+    batch = replace(reclaimed("batch"), enhancements=Enhancements(numa_binding=True))
     asks = replace(batch.containers[0], reclaimed_cpu_cores=20.0)
     batch = replace(batch, containers=(asks,))
     shots = [build_snapshot(at, [batch], TWO, {"batch": 1.0}, {0: 1.0}) for at in (1, 2, 3)]
@@ -346,8 +346,8 @@ def test_a_reclaimed_pod_is_bound_only_where_headroom_is_known() -> None:
 
 def test_policy_latency_has_the_estimated_headroom_by_numa_node() -> None:
     """96 CPUs. Online pods need 1.25 x (20 + 4): 20 are bound to NUMA node 1, and 4 run anywhere."""
-    near = bound_to(pod("near", QoSLevel.SHARED, request=20), 1)
-    pods, used = [near, pod("web", QoSLevel.SHARED, request=4)], {"near": 20.0, "web": 4.0}
+    near = bound_to(shared("near", cpu_request=20), 1)
+    pods, used = [near, shared("web", cpu_request=4)], {"near": 20.0, "web": 4.0}
     policy_result, _ = play(
         [build_snapshot(at, pods, TWO, used) for at in (1, 2)], AgentConfig(advisor=AdvisorConfig(ramp_up_s=0))
     )
@@ -374,7 +374,7 @@ def unlisted(snapshot: Snapshot, pods: tuple[Pod, ...] = ()) -> Snapshot:
 def test_a_stale_pod_list_gives_no_new_headroom_and_no_growth(policy: Any) -> None:
     """By the stale list, all 96 CPUs are idle."""
     config = AgentConfig(advisor=AdvisorConfig(policy=policy), report=ReportConfig(window_s=60.0))
-    pods, blind, sighted = (pod("web", QoSLevel.SHARED, request=4),), PolicyState(), PolicyState()
+    pods, blind, sighted = (shared("web", cpu_request=4),), PolicyState(), PolicyState()
     for at in range(0, 300, 30):
         now = build_snapshot(at, pods, TWO, {"web": 1.0})
         result, blind = evaluate_policy(unlisted(now), config, blind, now.taken_at_ns)

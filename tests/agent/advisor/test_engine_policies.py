@@ -26,7 +26,9 @@ from api.measurements import CpuTimes, Interface, Pressure, RunqLatency
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import RequestLatency, Snapshot
-from tests.agent.advisor.builders import pod, snapshot, topology
+from tests.builders.nodes import topology
+from tests.builders.pods import dedicated, pod, reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 S, GIB = 1_000_000_000, 1 << 30
 RAMA = """
@@ -44,7 +46,7 @@ def settings(text: str) -> AgentConfig:
 
 
 def profiled(name: str, qos: QoSLevel = QoSLevel.SHARED, request: float | None = None, **text: Any) -> Pod:
-    built = pod(name, qos, request=request)
+    built = pod(name, qos, cpu_request=request)
     return replace(built, profile=msgspec.convert(text, ServiceProfile))
 
 
@@ -68,7 +70,7 @@ def story(
     """Run one cycle per second; every pod uses one core."""
     state, result = PolicyState(), []
     for second in seconds:
-        current = snapshot(second, pods, cpus=cpus, usage_s={each.name: float(second) for each in pods})
+        current = snapshot(second, pods, machine=cpus, usage_s={each.name: float(second) for each in pods})
         if slow is not None:
             current = replace(current, indicators={"default/web": answering(second, slow)})
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
@@ -118,7 +120,7 @@ def test_the_pod_furthest_above_its_target_decides_for_its_pool() -> None:
     ]
     state, config = PolicyState(), settings(RAMA)
     for second in range(12):
-        current = snapshot(second, pods, cpus=48, usage_s={"web": 1.0 * second, "api": 1.0 * second})
+        current = snapshot(second, pods, machine=48, usage_s={"web": 1.0 * second, "api": 1.0 * second})
         indicators = {"default/web": answering(second, 1.0), "default/api": answering(second, 0.0)}
         result, state = evaluate_policy(replace(current, indicators=indicators), config, state, current.taken_at_ns)
     assert result.advice is not None
@@ -132,7 +134,7 @@ def test_a_missing_request_latency_holds_the_pool() -> None:
     web = profiled("web", targets={"request_p99_ms": {"upper": 40}})
     config, state, sizes = settings(RAMA), PolicyState(), []
     for second in range(80):
-        current = snapshot(second, [web], cpus=48, usage_s={"web": float(second)})
+        current = snapshot(second, [web], machine=48, usage_s={"web": float(second)})
         last = answering(min(second, 8), 1.0)  # the endpoint hangs after 8 s
         current = replace(current, indicators={"default/web": last})
         result, state = evaluate_policy(current, config, state, current.taken_at_ns)
@@ -145,7 +147,7 @@ def test_a_pool_does_not_shrink_because_one_of_its_indicators_vanished() -> None
     """Waits of 900 us against 460, at 30 % use: the pool grows. From 60 s on run-queue latency is not measured."""
     state, result = PolicyState(), []
     for second in range(200):
-        current = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=48, usage_s={"web": 14.0 * second})
+        current = snapshot(second, [shared("web")], machine=48, usage_s={"web": 14.0 * second})
         times = replace(current.node.per_cpu[0], user_ns=second * 3 * S // 10, idle_ns=second * 7 * S // 10)
         waited = {cpu: RunqLatency(sum_ns=second * 90_000_000, count=second * 100) for cpu in range(48)}
         node = replace(current.node, per_cpu=dict.fromkeys(range(48), times), cpu_waits=waited if second < 60 else {})
@@ -174,7 +176,7 @@ placing: {enableReclaimNumaBinding: true}
 
 def at_use(second: float, pods: Sequence[Pod], nodes: Topology, ratio: float, **use: float) -> Snapshot:
     """Return a snapshot in which all CPUs are this busy and pods use `use`."""
-    current = snapshot(second, pods, cpus=nodes, usage_s={name: cores * second for name, cores in use.items()})
+    current = snapshot(second, pods, machine=nodes, usage_s={name: cores * second for name, cores in use.items()})
     busy = round(second * S * ratio)
     times = replace(current.node.per_cpu[0], user_ns=busy, idle_ns=round(second * S) - busy)
     return replace(current, node=replace(current.node, per_cpu=dict.fromkeys(nodes.ids, times)))
@@ -186,9 +188,9 @@ def bound_to(built: Pod, numa: int) -> Pod:
 
 def test_the_quota_of_a_numa_node_limits_its_pods() -> None:
     """The database has 8 CPUs of NUMA node 1; on 23 of the 24 there reclaimed pods may use 23 x (0.55 - 0.45) + 0.5 cores."""
-    db = bound_to(pod("db", QoSLevel.DEDICATED, request=8), 1)
-    near = [bound_to(pod(name, QoSLevel.RECLAIMED, request=cores), 1) for name, cores in (("n", 3), ("m", 1))]
-    pods, nodes = [db, pod("b", QoSLevel.RECLAIMED, request=1), *near], topology(48, numa=2)
+    db = bound_to(dedicated("db", cpu_request=8), 1)
+    near = [bound_to(reclaimed(name, cpu_request=cores), 1) for name, cores in (("n", 3), ("m", 1))]
+    pods, nodes = [db, reclaimed("b", cpu_request=1), *near], topology(48, sockets=2)
     state, config = PolicyState(), settings(QUOTA)
     for second in range(5):
         current = at_use(second, pods, nodes, 0.45, db=4.0, b=9.0, n=0.4, m=0.1)
@@ -214,7 +216,7 @@ def test_the_quota_of_a_numa_node_limits_its_pods() -> None:
 
 
 def test_a_quota_limits_all_reclaimed_pods_of_a_node() -> None:
-    web, batch = bound_to(pod("web", QoSLevel.SHARED, request=4), 0), pod("b", QoSLevel.RECLAIMED)
+    web, batch = bound_to(shared("web", cpu_request=4), 0), reclaimed("b")
     state, config, nodes = PolicyState(), settings(QUOTA), topology(16)
     for second in range(5):
         current = at_use(second, [web, batch], nodes, 0.7, web=4.0, b=3.0)
@@ -230,10 +232,10 @@ def test_a_quota_limits_all_reclaimed_pods_of_a_node() -> None:
     [((), [-1]), ((1,), [-1, 1]), ((0, 1), [0, 1])],
 )
 def test_under_latency_all_quotas_add_up_to_reclaimable_cpu(bound: tuple[int, ...], places: list[int]) -> None:
-    web = [bound_to(pod(f"web{numa}", QoSLevel.SHARED, request=4), numa) for numa in bound]
-    pods, nodes = [*web, pod("free", QoSLevel.SHARED), pod("b", QoSLevel.RECLAIMED)], topology(48, numa=2)
+    web = [bound_to(shared(f"web{numa}", cpu_request=4), numa) for numa in bound]
+    pods, nodes = [*web, shared("free"), reclaimed("b")], topology(48, sockets=2)
     state = PolicyState(advisor=AdvisorState(reclaimable_cores=41.75))
-    result, state = evaluate_policy(snapshot(1, pods, cpus=nodes), AgentConfig(), state, S)
+    result, state = evaluate_policy(snapshot(1, pods, machine=nodes), AgentConfig(), state, S)
     assert result.advice is not None
     quotas = {size.numa: size.quota_cores for size in result.advice.cpu.sizes if size.pool == "reclaim"}
     given = {numa: cores for numa, cores in quotas.items() if cores is not None}
@@ -262,7 +264,7 @@ def test_a_latency_target_moves_the_target_of_utilisation(
     )
     web, state = profiled("web", targets={"request_p99_ms": {"upper": 20}}), PolicyState()
     for second in range(12):
-        current = snapshot(second, [web], cpus=48, usage_s={"web": float(second)}, idle_cpus=second % 2 == 0)
+        current = snapshot(second, [web], machine=48, usage_s={"web": float(second)}, idle=second % 2 == 0)
         half = CpuTimes(
             user_ns=second * S // 2, nice_ns=0, system_ns=0, idle_ns=second * S // 2, iowait_ns=0, irq_ns=0, softirq_ns=0,
             steal_ns=0,
@@ -288,7 +290,7 @@ def test_a_profile_can_make_a_pod_unreclaimable() -> None:
     reclaimable_cores = replace(apart, profile=ServiceProfile())
     config = settings("advisor: {policy: canonical}")
     reclaimable, keeps = (
-        story([each], config, range(0, 400, 31), cpus=topology(48, numa=2))[-1].advice
+        story([each], config, range(0, 400, 31), cpus=topology(48, sockets=2))[-1].advice
         for each in (reclaimable_cores, apart)
     )
     assert reclaimable is not None
@@ -321,7 +323,7 @@ def test_an_unreadable_profile_makes_its_pod_unreclaimable_with_a_problem() -> N
 def test_a_profile_takes_precedence_over_offloading_settings() -> None:
     config = settings("memory: {offloading: {default: {enable: false}}}")
     willing = profiled("web", memoryOffloading={"enable": True, "policy": "psi", "psiMaxProbe": 0.02})
-    for each, count in ((willing, 1), (pod("web", QoSLevel.SHARED), 0)):
+    for each, count in ((willing, 1), (shared("web"), 0)):
         state = PolicyState()
         for second in (0, 31):
             current = with_memory(snapshot(second, [each], usage_s={"web": 0.0}))
@@ -372,7 +374,7 @@ def powered(config: AgentConfig, cycles: Sequence[tuple[float, float]], pods: Se
     state, result, spent, last = PolicyState(), [], 0.0, 0.0
     for at_s, watts in cycles:
         spent, last = spent + watts * (at_s - last) * 1e6, at_s
-        current = snapshot(at_s, pods, cpus=4, idle_cpus=False)
+        current = snapshot(at_s, pods, machine=4, idle=False)
         current = replace(current, node=replace(current.node, power_uj={"psys": round(spent)}))
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         result.append(policy_result)
@@ -381,7 +383,7 @@ def powered(config: AgentConfig, cycles: Sequence[tuple[float, float]], pods: Se
 
 def test_an_urgent_alert_caps_power_until_the_next_answer() -> None:
     config = settings(POWER.replace("LEVEL", "s0"))
-    result = powered(config, [(1, 100), (2, 100), (3, 100), (10, 100), (12, 85)], [pod("web", QoSLevel.SHARED)])
+    result = powered(config, [(1, 100), (2, 100), (3, 100), (10, 100), (12, 85)], [shared("web")])
     power = [item.node.power for item in result if item.node is not None]
     assert [each and each.kind for each in power] == [PowerActionKind.NOOP, *[PowerActionKind.CAP] * 4]
     assert power[0] is not None
@@ -394,7 +396,7 @@ def test_an_urgent_alert_caps_power_until_the_next_answer() -> None:
 
 
 def test_a_slower_alert_evicts_so_many_reclaimed_pods() -> None:
-    pods = [pod("web", QoSLevel.SHARED), *(pod(f"b{n}", QoSLevel.RECLAIMED) for n in range(10))]
+    pods = [shared("web"), *(reclaimed(f"b{n}") for n in range(10))]
     result = powered(settings(POWER.replace("LEVEL", "p0")), [(900, 100), (901, 100)], pods)
     assert result[1].node is not None
     power = result[1].node.power
@@ -408,14 +410,14 @@ def test_the_eviction_manager_evicts_once_per_power_answer() -> None:
         POWER.replace("LEVEL", "p0") + "\neviction: {plugins: [node_power_pressure], burst: 1, intervalS: 0.5}"
     )
     pods = [
-        pod("web", QoSLevel.SHARED, request=1),
-        *(replace(pod(f"b{n}", QoSLevel.RECLAIMED, request=n), priority=n // 2) for n in range(4)),
+        shared("web", cpu_request=1),
+        *(replace(reclaimed(f"b{n}", cpu_request=n), priority=n // 2) for n in range(4)),
     ]
     requests: list[str] = []
     state, memory = PolicyState(), EvictionState()
     for second in range(1700, 1709):
         here = [each for each in pods if each.key not in requests]
-        current = drawing(snapshot(second, here, cpus=4, idle_cpus=False), 160)
+        current = drawing(snapshot(second, here, machine=4, idle=False), 160)
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         assert policy_result.node is not None
         of = EvictionInputs(snapshot=current, now_ns=current.taken_at_ns, power=policy_result.node.power)
@@ -452,10 +454,10 @@ def test_overcommit_ratios_of_a_node(
         {"advisor": {"policy": "canonical"}, "overcommit": {"enable": True}, "node": {"annotations": text}}, AgentConfig
     )
     container = Container(name="web", cgroup="/web", cpu_request_cores=4.0, memory_request_bytes=8 * GIB)
-    web = replace(pod("web", QoSLevel.SHARED), containers=(container,))
+    web = replace(shared("web"), containers=(container,))
     state, result = PolicyState(), []
     for second in range(13):
-        current = snapshot(second, [web], cpus=16, usage_s={"web": cpu * second})
+        current = snapshot(second, [web], machine=16, usage_s={"web": cpu * second})
         held = replace(current.cgroups["/web"], memory_stat={"anon": memory * GIB})
         node = replace(current.node, memory_total_bytes=32 * GIB)
         current = replace(current, node=node, cgroups={**current.cgroups, "/web": held})
@@ -470,7 +472,7 @@ def test_overcommit_ratios_of_a_node(
 
 
 def test_disabled_advice_has_no_result_and_no_state() -> None:
-    current = snapshot(1, [pod("web", QoSLevel.SHARED)])
+    current = snapshot(1, [shared("web")])
     result, state = evaluate_policy(current, AgentConfig(), PolicyState(), current.taken_at_ns)
     assert result.node is None
     assert state.node is None
@@ -492,7 +494,7 @@ def test_network_bandwidth_is_allocated_and_a_pod_without_any_is_rejected_with_t
 
     def current(second: int, pods: Sequence[Pod]) -> Snapshot:
         card = Interface(received={}, sent={}, speed_mbit=1000)
-        built = snapshot(second, pods, cpus=8)
+        built = snapshot(second, pods, machine=8)
         return replace(built, node=replace(built.node, interfaces={"eth0": card}))
 
     config = settings("advisor: {policy: canonical}\nknobs: {network: {ingressRate: 0.8, reservedMbit: 100}}\n")

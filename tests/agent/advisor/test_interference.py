@@ -13,9 +13,11 @@ from agent.config.advisor import AdvisorConfig, LatencyConfig
 from agent.qrm.decisions.cpu import decide_cpu
 from api.knobs import Knob
 from api.measurements import Blame, RunqLatency
-from api.qos import QoSLevel
 from api.snapshot import CgroupSample, Snapshot
-from tests.agent.advisor.builders import S, pod, snapshot, waits
+from tests.builders.nodes import S
+from tests.builders.nodes import run_queue_latency as waits
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)
 SLOW = waits({10: 900, 16000: 100})
@@ -153,14 +155,14 @@ def quotas(batch_a: int, third: int) -> tuple[str, dict[str, str]]:
 
     The latency is attributed to /a and to a third cgroup by these parts.
     """
-    pods = [pod("web", QoSLevel.SHARED), pod("a", QoSLevel.RECLAIMED), pod("b", QoSLevel.RECLAIMED)]
+    pods = [shared("web"), reclaimed("a"), reclaimed("b")]
     memory = AdvisorState()
     for number in (0, 1):
         shot = snapshot(
             100 + number,
             pods,
             usage_s={"web": 0.3 * number, "a": 0.8 * number, "b": 0.8 * number},
-            wait={"web": SLOW if number else waits({})},
+            latency={"web": SLOW if number else waits({})},
         )
         told_of = replace(shot.cgroups["/web"], blame=blame({"/a": number * batch_a, "/third": number * third}))
         shot = replace(shot, cgroups={**shot.cgroups, "/web": told_of})

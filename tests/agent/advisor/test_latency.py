@@ -16,10 +16,12 @@ from agent.config.advisor import AdvisorConfig, LatencyConfig
 from agent.config.config import AgentConfig
 from api.knobs import Reason
 from api.measurements import RunqLatency, ThreadStates
-from api.qos import QoSLevel
 from api.runq_latency import exclude_throttling
 from api.snapshot import CgroupSample, ComponentHealth, Snapshot
-from tests.agent.advisor.builders import S, pod, snapshot, waits
+from tests.builders.nodes import S
+from tests.builders.nodes import run_queue_latency as waits
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)  # a slot's bound: no interpolation in the tables
 NEVER: int | None = None
@@ -155,7 +157,7 @@ def test_alarm_between_cycles() -> None:
 
 def test_a_spike_shrinks_in_one_cycle_and_regrows_slowly() -> None:
     """Ten calm seconds, two with breaches, then calm: the quota shrinks at once and regrows by a tenth of the node a second."""
-    web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+    web, batch = shared("web"), reclaimed("batch")
     config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
     reclaimable, total = {}, {10: 0, 60000: 0}
     for second in range(40):
@@ -166,7 +168,7 @@ def test_a_spike_shrinks_in_one_cycle_and_regrows_slowly() -> None:
             second,
             [web, batch],
             usage_s={"web": 0.2 * second, "batch": 1.7 * second},
-            wait={"web": waits(total), "batch": waits({10: second})},
+            latency={"web": waits(total), "batch": waits({10: second})},
         )
         advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
@@ -184,7 +186,7 @@ def test_a_spike_shrinks_in_one_cycle_and_regrows_slowly() -> None:
 def test_without_online_pods_the_quota_grows_to_the_whole_node_in_steps() -> None:
     config, memory, reclaimable = AdvisorConfig(latency=CONFIG), AdvisorState(reclaimable_cores=0.1), []
     for second in range(12):
-        current = snapshot(second, [pod("batch", QoSLevel.RECLAIMED)])
+        current = snapshot(second, [reclaimed("batch")])
         advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
         assert advice.reason.rule == "nothing_online"
@@ -200,7 +202,7 @@ def test_a_stale_pod_list_stops_growth() -> None:
     failed = ComponentHealth(name="pods", ok=False, error="the kubelet hangs", remedy="see why")
     cycles = [(calm, True), (calm, True), (calm, False), (calm, False), ({10: 1000, 60_000: 200}, False), (calm, True)]
     for second, (total, listed) in enumerate(cycles):
-        current = snapshot(second, [pod("web", QoSLevel.SHARED)], wait={"web": waits(total)})
+        current = snapshot(second, [shared("web")], latency={"web": waits(total)})
         if not listed:
             current = replace(current, sources=(failed,))
         advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
@@ -230,9 +232,9 @@ def starving(
     """Return a snapshot of the web pod with these runnable threads; batch work has 1.6 of 2 CPUs."""
     current = snapshot(
         at_s,
-        [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)],
+        [shared("web"), reclaimed("batch")],
         usage_s={"web": used_s, "batch": 1.6 * at_s},
-        wait={"web": waits(total), "batch": waits({10: 1})},
+        latency={"web": waits(total), "batch": waits({10: 1})},
     )
     states = None
     if runnable is not None:
@@ -304,14 +306,14 @@ def test_starving_containers(now: Snapshot, rule: str) -> None:
 
 def played(*cycles: tuple[dict[int, int] | None, int]) -> list[tuple[float, str]]:
     """Return quota and rule of each cycle: the web pod's cumulative waits, None for a failed read, and its id."""
-    web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+    web, batch = shared("web"), reclaimed("batch")
     config, memory, result = AdvisorConfig(latency=CONFIG), AdvisorState(), []
     for second, (total, number) in enumerate(cycles):
         current = snapshot(
             second,
             [web, batch],
             usage_s={"web": 0.2 * second, "batch": 1.6 * second},
-            wait={"web": waits(total or {}), "batch": waits({10: second})},
+            latency={"web": waits(total or {}), "batch": waits({10: second})},
             ids={"web": number, "batch": 5},
         )
         if total is None:
@@ -335,7 +337,7 @@ def test_the_first_waits_of_a_recreated_cgroup_count() -> None:
 
 
 def test_a_cycle_milliseconds_after_another_does_not_measure_zero_use() -> None:
-    web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+    web, batch = shared("web"), reclaimed("batch")
     config, memory, total = AdvisorConfig(latency=CONFIG), AdvisorState(), {10: 1000, 16_000: 0}
     reclaimable = 0.0
     for at in (0.0, 1.0, 2.0, 2.005):
@@ -344,7 +346,7 @@ def test_a_cycle_milliseconds_after_another_does_not_measure_zero_use() -> None:
             at,
             [web, batch],
             usage_s={"web": 0.2 * at, "batch": 1.6 * min(at, 2.0)},
-            wait={"web": waits(total), "batch": waits({10: 1})},
+            latency={"web": waits(total), "batch": waits({10: 1})},
         )
         advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
@@ -354,7 +356,7 @@ def test_a_cycle_milliseconds_after_another_does_not_measure_zero_use() -> None:
 
 def test_breaches_above_a_level_do_not_cause_oscillation() -> None:
     """Above 1.5 of 2 cores batch work causes a breach: the quota settles below, and breaches become rare."""
-    web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
+    web, batch = shared("web"), reclaimed("batch")
     config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
     total, used, reclaimable, breaches, sum_lent = {10: 0, 16_000: 0}, 0.0, 2.0, 0, 0.0
     for second in range(600):
@@ -364,7 +366,7 @@ def test_breaches_above_a_level_do_not_cause_oscillation() -> None:
             second,
             [web, batch],
             usage_s={"web": 0.2 * second, "batch": used},
-            wait={"web": waits(total), "batch": waits({10: second})},
+            latency={"web": waits(total), "batch": waits({10: second})},
         )
         advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
         assert advice is not None
@@ -383,11 +385,11 @@ def test_disabling_reclaim_keeps_only_the_minimum() -> None:
 
 
 def test_a_new_cgroup_of_the_same_path_is_not_compared_with_the_old_one() -> None:
-    web = pod("web", QoSLevel.SHARED)
+    web = shared("web")
     config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
-    first = snapshot(0, [web], wait={"web": waits({10: 5000})}, ids={"web": 7})
+    first = snapshot(0, [web], latency={"web": waits({10: 5000})}, ids={"web": 7})
     _, memory = advise_cpu(first, config, memory, first.taken_at_ns)
-    again = snapshot(1, [web], wait={"web": waits({60000: 9000})}, ids={"web": 8})
+    again = snapshot(1, [web], latency={"web": waits({60000: 9000})}, ids={"web": 8})
     advice, _ = advise_cpu(again, config, memory, again.taken_at_ns)
     assert advice is not None
     assert advice.reason.inputs["waits"] == 9000, "all of its own, and none subtracted"
@@ -520,8 +522,8 @@ def test_the_reason_and_its_inputs_are_about_the_same_container() -> None:
 
 @pytest.mark.parametrize(("successor", "retained"), [(100, {"/web": 30e6}), (999, {})])
 def test_a_replaced_container_has_no_baseline(successor: int, retained: dict[str, float]) -> None:
-    pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
-    first, later = (snapshot(at_s, pods, wait={"web": waits({})}) for at_s in (0, 1))
+    pods = [shared("web"), reclaimed("batch")]
+    first, later = (snapshot(at_s, pods, latency={"web": waits({})}) for at_s in (0, 1))
     assert first.cgroups["/web"].id == 100
     # Restarted counters carry no information: the cgroup id decides.
     other = replace(later.cgroups["/web"], id=successor, wait=None)
@@ -533,7 +535,7 @@ def test_a_replaced_container_has_no_baseline(successor: int, retained: dict[str
 
 def test_descendants_count_for_a_container() -> None:
     def nested(at_s: float, wait: RunqLatency) -> Snapshot:
-        bare = snapshot(at_s, [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)], wait={"web": waits({})})
+        bare = snapshot(at_s, [shared("web"), reclaimed("batch")], latency={"web": waits({})})
         inner = CgroupSample(path="/web/inner", id=7, wait=wait, periods=0)
         return replace(bare, cgroups={**bare.cgroups, "/web/inner": inner})
 

@@ -23,7 +23,7 @@ from agent.advisor.power_capping import (
 from agent.config.advisor import PowerConfig
 from api.advice import PowerActionKind
 from api.snapshot import NodeSample
-from tests.agent.advisor.builders import snapshot
+from tests.builders.snapshots import snapshot
 
 S = 1_000_000_000
 CONFIG = PowerConfig()

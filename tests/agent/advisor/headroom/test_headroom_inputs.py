@@ -23,7 +23,7 @@ from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.rates import CgroupRates, NodeRates, Rates
 from api.snapshot import CgroupSample, Snapshot
-from tests.agent.advisor.builders import snapshot
+from tests.builders.snapshots import snapshot
 
 GIB = 1 << 30
 
@@ -41,7 +41,7 @@ def rates(cores: Mapping[str, float | None], busy: float | None = None) -> Rates
 def build_snapshot(
     pods: list[Pod], stats: Mapping[str, Mapping[str, int]] | None = None, *, there: bool = True
 ) -> Snapshot:
-    shot = snapshot(0, pods if there else [], cpus=16)
+    shot = snapshot(0, pods if there else [], machine=16)
     groups = {
         path: CgroupSample(path=path, id=1, memory_stat=stat)
         for path, stat in ((f"/{n}", s) for n, s in (stats or {}).items())

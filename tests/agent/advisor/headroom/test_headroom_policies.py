@@ -20,9 +20,9 @@ from agent.advisor.headroom.reclaim_exclusion import ReclaimableNodes
 from agent.config.advisor import CpuUtilBasedConfig, HeadroomConfig
 from api.advice import NOT_NUMA_BOUND
 from api.cpu import Topology
-from tests.agent.advisor.builders import topology
+from tests.builders.nodes import topology
 
-NODE = topology(96, numa=2)
+NODE = topology(96, sockets=2)
 ALL = ReclaimableNodes(numa_nodes=(0, 1))
 
 
@@ -172,7 +172,7 @@ cases = st.fixed_dictionaries(
 @given(cases)
 def test_headroom_never_exceeds_the_cpus_and_parts_add_up(case: dict[str, Any]) -> None:
     numa, size = case["numa"], case["per_numa"]
-    node = topology(numa * size, numa=numa)
+    node = topology(numa * size, sockets=numa)
     cpus = {
         n: [cpu.id for cpu in node.cpus if cpu.numa == n][: max(round(size * case["pool"]), 1)] for n in range(numa)
     }

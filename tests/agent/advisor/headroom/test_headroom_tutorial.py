@@ -13,7 +13,7 @@ from agent.config.advisor import CpuUtilBasedConfig, HeadroomConfig
 from agent.config.report import ReportConfig
 from api.advice import NOT_NUMA_BOUND, Headroom
 from api.cpu import Topology
-from tests.agent.advisor.builders import topology
+from tests.builders.nodes import topology
 
 S = 1_000_000_000
 

@@ -22,14 +22,17 @@ from api.decision import Advice
 from api.forecast import Forecast, ForecastResource, PeakForecast
 from api.knobs import Reason
 from api.pod import Pod
-from api.qos import Enhancements, QoSLevel
+from api.qos import Enhancements
 from api.rates import CgroupRates, NodeRates, Rates
-from tests.agent.advisor.builders import pod, snapshot, topology, waits
+from tests.builders.nodes import run_queue_latency as waits
+from tests.builders.nodes import topology
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 
 def web(level: str = "", request: float | None = 24.0, **fields: Any) -> Pod:
     profile = msgspec.convert({"disableReclaimLevel": level}, ServiceProfile)
-    return replace(pod("web", QoSLevel.SHARED, request=request), profile=profile, **fields)
+    return replace(shared("web", cpu_request=request), profile=profile, **fields)
 
 
 def bound(level: str) -> Pod:
@@ -45,9 +48,9 @@ def story(
         current = snapshot(
             second,
             pods,
-            cpus=node,
+            machine=node,
             usage_s={each.name: used * second for each in pods},
-            wait={each.name: waits({100: 100 * second}) for each in pods},
+            latency={each.name: waits({100: 100 * second}) for each in pods},
         )
         policy_result, state = evaluate_policy(current, settings, state, current.taken_at_ns)
         assert policy_result.advice is not None
@@ -87,7 +90,7 @@ def test_levels_under_canonical(level: str, cores: float) -> None:
     ],
 )
 def test_levels_of_a_pod_on_one_of_two_numa_nodes(level: str, reclaimable: float, parts: tuple[bool, bool]) -> None:
-    last = story([bound(level), pod("batch", QoSLevel.RECLAIMED)], {}, topology(96, numa=2))[-1]
+    last = story([bound(level), reclaimed("batch")], {}, topology(96, sockets=2))[-1]
     assert last.headroom is not None
     assert last.reclaimable_cores == pytest.approx(reclaimable)
     assert tuple(last.headroom.cores_by_numa[numa] > 0 for numa in (0, 1)) == parts
@@ -117,9 +120,9 @@ def test_a_pod_that_uses_more_than_it_requested_counts_by_its_use() -> None:
 def test_an_unreclaimable_pod_lowers_reclaimable_cpu_at_once_and_its_end_raises_it_slowly() -> None:
     state, reclaimable = PolicyState(), []
     for second in range(40):
-        pods = [pod("api", QoSLevel.SHARED, request=1.0), *([web("Pod")] if 10 <= second < 20 else [])]
+        pods = [shared("api", cpu_request=1.0), *([web("Pod")] if 10 <= second < 20 else [])]
         usage, wait = ({each.name: value for each in pods} for value in (0.5 * second, waits({100: 100 * second})))
-        current = snapshot(second, pods, cpus=48, usage_s=usage, wait=wait)  # type: ignore[arg-type]
+        current = snapshot(second, pods, machine=48, usage_s=usage, latency=wait)  # type: ignore[arg-type]
         result, state = evaluate_policy(current, AgentConfig(), state, current.taken_at_ns)
         assert result.advice is not None
         reclaimable.append(result.advice.reclaimable_cores)
@@ -129,7 +132,7 @@ def test_an_unreclaimable_pod_lowers_reclaimable_cpu_at_once_and_its_end_raises_
 
 def forecast_headroom_cores(level: str, usage: float | None, peak: float) -> float | None:
     """Headroom of 48 CPUs with 4 reserved by a trusted forecast, where the pod requests 24."""
-    shot = snapshot(1, [web(level)], cpus=48)
+    shot = snapshot(1, [web(level)], machine=48)
     _, state = evaluate_policy(shot, AgentConfig(), PolicyState(), shot.taken_at_ns)
     container = state.advisor.containers["/web"]
     current = Forecast(
@@ -154,12 +157,12 @@ def test_unreclaimable_requests_are_reserved_on_top_of_the_predicted_peak(
 
 
 def test_koordinators_sums_count_its_request_as_use() -> None:
-    pods = [web("Pod"), replace(pod("api", QoSLevel.SHARED, request=4.0))]
+    pods = [web("Pod"), replace(shared("api", cpu_request=4.0))]
     change = Rates(
         node=NodeRates(interval_ns=1, busy_cores=1.5),
         cgroups={f"/{name}": CgroupRates(interval_ns=1, cpu_cores=0.5) for name in ("web", "api")},
     )
-    shot = snapshot(1, pods, cpus=48)
+    shot = snapshot(1, pods, machine=48)
     budget = koordinator_cpu_budget(shot, change, 0.0)
     assert [demand.used for demand in budget.demands] == [24, 0.5]
     assert budget.system_used == 0.5
@@ -169,14 +172,18 @@ def test_koordinators_sums_count_its_request_as_use() -> None:
 
 
 def test_nothing_is_reserved_if_every_pod_is_reclaimable() -> None:
-    shot, config = snapshot(1, [web(), pod("batch", QoSLevel.RECLAIMED)], cpus=48), AdvisorConfig()
+    shot, config = snapshot(1, [web(), reclaimed("batch")], machine=48), AdvisorConfig()
     assert unreclaimable_idle_cores(shot, AdvisorState(), config) == 0.0
     assert max_reclaimable_cores(shot, reclaimable_nodes(shot, AdvisorState(), config), AdvisorState(), config) is None
 
 
 @pytest.mark.parametrize(("before", "most"), [(None, 24), (10.0, 10), (30.0, 24)])
 def test_reclaimable_cpu_does_not_grow_while_a_pods_numa_nodes_are_unknown(before: float | None, most: float) -> None:
-    shot, config, memory = snapshot(1, [web("NUMA")], cpus=48), AdvisorConfig(), AdvisorState(reclaimable_cores=before)
+    shot, config, memory = (
+        snapshot(1, [web("NUMA")], machine=48),
+        AdvisorConfig(),
+        AdvisorState(reclaimable_cores=before),
+    )
     where = reclaimable_nodes(shot, memory, config)
     assert where.unknown == ("default/web",)
     assert max_reclaimable_cores(shot, where, memory, config) == most

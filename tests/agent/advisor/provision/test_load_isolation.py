@@ -12,8 +12,8 @@ from agent.advisor.advisor_state import IsolationLoad, ProvisionState
 from agent.advisor.provision.load_isolation import fits_numa_nodes, isolate_pods
 from agent.config.advisor import IsolationConfig
 from api.pod import Container, Pod
-from tests.agent.advisor.builders import S, topology
 from tests.agent.advisor.provision.builders import dedicated, shared, situation, steady
+from tests.builders.nodes import S, topology
 
 CONFIG = IsolationConfig(enabled=True)
 ROOMY = IsolationConfig(enabled=True, max_resource_ratio=1.0, max_pod_ratio=1.0)
@@ -30,7 +30,7 @@ def story(
     memory, current = ProvisionState(), []
     for at_s, runnable in cycles:
         built = situation(
-            pods, cpus=topology(48, numa=2), at_s=at_s, runnable={f"/{n}": r for n, r in runnable.items()}, **more
+            pods, cpus=topology(48, sockets=2), at_s=at_s, runnable={f"/{n}": r for n, r in runnable.items()}, **more
         )
         result = isolate_pods(built, memory, config)
         memory = ProvisionState(loads=result.loads, isolated=tuple(sorted(result.pods)))

@@ -11,16 +11,17 @@ from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.provision.provisioner import build_provision_inputs
 from agent.config.advisor import InferenceConfig
 from api.pod import Pod
-from api.qos import QoSLevel
 from api.rates import CgroupRates, NodeRates, Rates
-from tests.agent.advisor.builders import S, pod, snapshot, topology
+from tests.builders.nodes import S, topology
+from tests.builders.pods import reclaimed
+from tests.builders.snapshots import snapshot
 
 EVEN = {"reclaim": (*range(8), *range(24, 32))}
 """8 CPUs of each of two NUMA nodes."""
 
 
 def batch(name: str, *numa: int) -> Pod:
-    return replace(pod(name, QoSLevel.RECLAIMED), bound_numa=numa)
+    return replace(reclaimed(name), bound_numa=numa)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_use_is_where_the_pods_are(
     cpus: Mapping[str, tuple[int, ...]],
     expected: Mapping[int, float],
 ) -> None:
-    current = snapshot(1, pods, cpus=topology(48, numa=2))
+    current = snapshot(1, pods, machine=topology(48, sockets=2))
     change = Rates(
         node=NodeRates(interval_ns=S),
         cgroups={f"/{name}": CgroupRates(interval_ns=S, cpu_cores=cores) for name, cores in use.items()},

@@ -17,8 +17,8 @@ from api.advice import ControlKnob, RegionKind
 from api.cpu import Cpu, Topology
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-from tests.agent.advisor.builders import S, topology
 from tests.agent.advisor.provision.builders import cpus_of, dedicated, reclaim_pool, region, shared, situation, steady
+from tests.builders.nodes import S, topology
 
 ADVISOR, CONFIG, FRESH = AdvisorConfig(policy="canonical"), ProvisionConfig(), ProvisionState()
 OFF = AdvisorConfig(policy="canonical", enable_reclaim=False)
@@ -148,7 +148,7 @@ def test_a_throttled_pool_has_a_reason() -> None:
 
 def test_bound_pods_have_pools_of_their_own() -> None:
     pods = [shared("a", 4), shared("b", 4, numa=(1,)), shared("c", 2, numa=(1,), pool="batch")]
-    built = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 3.0, "c": 2.0})
+    built = situation(pods, cpus=topology(48, sockets=2), usage={"a": 1.0, "b": 3.0, "c": 2.0})
     advice, _ = provision_cpus(built, FRESH, ADVISOR, CONFIG)
     # On node 1 two regions share its half of the reserve, on node 0 one has the other half.
     assert cpus_of(advice) == {
@@ -164,7 +164,9 @@ def test_bound_pods_have_pools_of_their_own() -> None:
 
 def test_a_dedicated_pod_on_two_nodes_needs_of_each_what_it_has_there() -> None:
     pod = dedicated("d", 16, numa=(0, 1))
-    built = situation([pod], cpus=topology(48, numa=2), usage={"d": 9.6}, assigned={"/d": (*range(12), 24, 25, 26, 27)})
+    built = situation(
+        [pod], cpus=topology(48, sockets=2), usage={"d": 9.6}, assigned={"/d": (*range(12), 24, 25, 26, 27)}
+    )
     advice, _ = provision_cpus(built, ProvisionState(regions={}), ADVISOR, CONFIG)
     # 12 use x 12/16 and 4/16, and half of the reserve each
     first, second = region(advice, "dedicated-default/d-NUMA0"), region(advice, "dedicated-default/d-NUMA1")
@@ -177,7 +179,7 @@ def test_a_dedicated_pod_on_two_nodes_needs_of_each_what_it_has_there() -> None:
 
 def test_an_unreclaimable_dedicated_pod_needs_its_whole_numa_node() -> None:
     built = situation(
-        [dedicated("d", 8, numa=(1,))], cpus=topology(48, numa=2), not_reclaimable=frozenset({"default/d"})
+        [dedicated("d", 8, numa=(1,))], cpus=topology(48, sockets=2), not_reclaimable=frozenset({"default/d"})
     )
     advice, _ = provision_cpus(built, FRESH, ADVISOR, CONFIG)
     result = region(advice, "dedicated-default/d-NUMA1")
@@ -189,7 +191,7 @@ def test_an_unreclaimable_dedicated_pod_needs_its_whole_numa_node() -> None:
 def test_an_unreclaimable_pool_keeps_the_requests_of_its_pods() -> None:
     config = ProvisionConfig(disable_reclaim_share_pools=("batch",))
     pods = [shared("a", 4), shared("b", 16, pool="batch"), shared("c", 9, pool="batch", numa=(1,))]
-    built = situation(pods, cpus=topology(48, numa=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
+    built = situation(pods, cpus=topology(48, sockets=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
     advice, _ = provision_cpus(built, FRESH, ADVISOR, config)
     assert cpus_of(advice) == {"share": 4, "batch": 16, "reclaim": 4, ("batch-NUMA1", 1): 9, ("reclaim", 1): 15}
 
@@ -233,7 +235,7 @@ def test_only_bound_nodes_have_a_quota() -> None:
     pods = [shared("a", 4), shared("b", 4, numa=(1,))]
     built = situation(
         pods,
-        cpus=topology(48, numa=2),
+        cpus=topology(48, sockets=2),
         usage={"a": 1.0, "b": 1.0},
         reclaim_use_cores={0: 5.0, 1: 2.0},
         pools={"reclaim": tuple(range(20, 28))},
@@ -252,7 +254,7 @@ def test_only_bound_nodes_have_a_quota() -> None:
 
 def test_unbound_regions_get_cpus() -> None:
     pods = [shared("a", 4), shared("b", 4, numa=(0,)), shared("c", 4, numa=(1,))]
-    built = situation(pods, cpus=topology(16, numa=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
+    built = situation(pods, cpus=topology(16, sockets=2), usage={"a": 1.0, "b": 1.0, "c": 1.0})
     sizes = cpus_of(provision_cpus(built, FRESH, ADVISOR, CONFIG)[0])
     assert sizes["share"] == 4
     assert sum(sizes.values()) == 16
@@ -319,7 +321,7 @@ LEVELS = st.sampled_from([QoSLevel.SHARED, QoSLevel.SHARED, QoSLevel.DEDICATED, 
 @st.composite
 def situations(draw: st.DrawFn) -> ProvisionInputs:
     numa = draw(st.sampled_from([1, 2, 4]))
-    nodes = topology(numa * draw(st.integers(4, 32)) * 2, numa=numa, threads=draw(st.sampled_from([1, 2])))
+    nodes = topology(numa * draw(st.integers(4, 32)) * 2, sockets=numa, threads=draw(st.sampled_from([1, 2])))
     pods = []
     for k in range(draw(st.integers(0, 8))):
         cores = draw(st.floats(0.1, 24.0) | st.none())

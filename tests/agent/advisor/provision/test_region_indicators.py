@@ -16,8 +16,8 @@ from api.annotations import IndicatorTarget
 from api.measurements import CpuCounters, RunqLatency
 from api.pod import Container
 from api.rates import NodeRates, Rates
-from tests.agent.advisor.builders import S
 from tests.agent.advisor.provision.builders import dedicated, shared, situation
+from tests.builders.nodes import S
 
 CONFIG = IndicatorTargetsConfig()
 SHARE = Region(name="share", kind=RegionKind.SHARE, pool="share", numa_nodes=(0,))

@@ -24,8 +24,8 @@ from agent.advisor.provision.region_policies import (
 from agent.advisor.provision.regions import RegionBounds
 from agent.config.advisor import DEFAULT_RAMA_GAINS, AdvisorConfig, ProvisionConfig, RamaGains
 from api.advice import ControlKnob, IndicatorState, Region, RegionKind
-from tests.agent.advisor.builders import topology
 from tests.agent.advisor.provision.builders import reclaim_pool, region, shared, situation
+from tests.builders.nodes import topology
 
 REQUIREMENT, QUOTA = ControlKnob.REQUIREMENT, ControlKnob.RECLAIM_QUOTA
 HARD = RamaGains(up=0.1, down=0.01, dead_above=0.05, dead_below=0.2)
@@ -305,7 +305,7 @@ def test_dynamic_quota_restricts_the_quota_of_rama() -> None:
     config = ProvisionConfig(overlap=True, quota=True, share_policies=("rama", "dynamic-quota"))
     built = situation(
         [shared("a", 8, numa=(0,))],
-        cpus=topology(48, numa=2),
+        cpus=topology(48, sockets=2),
         usage={"a": 4.0},
         indicators={"default/a": {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.7}},
         reclaim_quota_cores={0: 12.0},
