@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
-from agent.advisor.engine import PolicyState, advise_cpu, evaluate_policy
+from agent.advisor.engine import PolicyState, advise_cpu
 from agent.advisor.interference import Interference
 from agent.advisor.latency import LatencyInputs, evaluate_latency
 from agent.advisor.runq_latency import is_latency_alarm
@@ -18,14 +20,24 @@ from api.knobs import Reason
 from api.measurements import RunqLatency, ThreadStates
 from api.runq_latency import exclude_throttling
 from api.snapshot import CgroupSample, ComponentHealth, Snapshot
+from tests.agent.advisor.cycles import advice_of, advise_cycles, evaluate_cycles
 from tests.builders.nodes import S
 from tests.builders.nodes import run_queue_latency as waits
 from tests.builders.pods import reclaimed, shared
 from tests.builders.snapshots import snapshot
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)  # a slot's bound: no interpolation in the tables
-NEVER: int | None = None
+ADVISOR = AdvisorConfig(latency=CONFIG)
 LIMITS = {"/web": CONFIG.target_wait_ms * 1e6}
+
+
+def web_and_batch(
+    at_s: float, total: dict[int, int], batch_s: float, *, web_s: float | None = None, **fields: Any
+) -> Snapshot:
+    """Return a snapshot of an online pod with these cumulative waits, and of a batch pod that has used `batch_s`."""
+    usage_s = {"web": 0.2 * at_s if web_s is None else web_s, "batch": batch_s}
+    latency = {"web": waits(total), "batch": waits({10: 1})}
+    return snapshot(at_s, [shared("web"), reclaimed("batch")], usage_s=usage_s, latency=latency, **fields)
 
 
 def situation(
@@ -157,22 +169,11 @@ def test_alarm_between_cycles() -> None:
 
 def test_a_spike_shrinks_in_one_cycle_and_regrows_slowly() -> None:
     """Ten calm seconds, two with breaches, then calm: the quota shrinks at once and regrows by a tenth of the node a second."""
-    web, batch = shared("web"), reclaimed("batch")
-    config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
-    reclaimable, total = {}, {10: 0, 60000: 0}
-    for second in range(40):
-        total[10] += 1000
-        if second in (10, 11):
-            total[60000] += 200
-        current = snapshot(
-            second,
-            [web, batch],
-            usage_s={"web": 0.2 * second, "batch": 1.7 * second},
-            latency={"web": waits(total), "batch": waits({10: second})},
-        )
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        reclaimable[second] = advice.reclaimable_cores
+    cycles = [
+        web_and_batch(second, {10: 1000 * (second + 1), 60000: 200 * min(max(second - 9, 0), 2)}, 1.7 * second)
+        for second in range(40)
+    ]
+    reclaimable = [advice.reclaimable_cores for advice in advise_cycles(cycles, ADVISOR)]
     assert [reclaimable[s] for s in (0, 9, 10, 11, 13)] == [2.0, 2.0, 0.1, 0.1, 0.1]
     assert reclaimable[14] == pytest.approx(0.3)
     assert reclaimable[18] == pytest.approx(1.1)
@@ -184,41 +185,32 @@ def test_a_spike_shrinks_in_one_cycle_and_regrows_slowly() -> None:
 
 
 def test_without_online_pods_the_quota_grows_to_the_whole_node_in_steps() -> None:
-    config, memory, reclaimable = AdvisorConfig(latency=CONFIG), AdvisorState(reclaimable_cores=0.1), []
-    for second in range(12):
-        current = snapshot(second, [reclaimed("batch")])
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        assert advice.reason.rule == "nothing_online"
-        reclaimable.append(advice.reclaimable_cores)
+    cycles = [snapshot(second, [reclaimed("batch")]) for second in range(12)]
+    advices = advise_cycles(cycles, ADVISOR, AdvisorState(reclaimable_cores=0.1))
+    assert {advice.reason.rule for advice in advices} == {"nothing_online"}
+    reclaimable = [advice.reclaimable_cores for advice in advices]
     assert reclaimable[:3] == pytest.approx([0.1, 0.3, 0.5])
     assert reclaimable[-1] == 2.0
 
 
 def test_a_stale_pod_list_stops_growth() -> None:
     """The stale list may miss new pods; the listed ones are protected as before."""
-    config, calm, reclaimable = AdvisorConfig(latency=CONFIG), {10: 1000}, []
-    memory = AdvisorState(reclaimable_cores=0.5)
-    failed = ComponentHealth(name="pods", ok=False, error="the kubelet hangs", remedy="see why")
-    cycles = [(calm, True), (calm, True), (calm, False), (calm, False), ({10: 1000, 60_000: 200}, False), (calm, True)]
-    for second, (total, listed) in enumerate(cycles):
-        current = snapshot(second, [shared("web")], latency={"web": waits(total)})
-        if not listed:
-            current = replace(current, sources=(failed,))
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        reclaimable.append((round(advice.reclaimable_cores, 2), advice.action, advice.reason.rule))
-    assert reclaimable[:5] == [
+    calm, half = {10: 1000}, AdvisorState(reclaimable_cores=0.5)
+    failed = {"sources": (ComponentHealth(name="pods", ok=False, error="the kubelet hangs", remedy="see why"),)}
+    readings = [(calm, {}), (calm, {}), (calm, failed), (calm, failed), ({10: 1000, 60_000: 200}, failed)]
+    cycles = [
+        snapshot(second, [shared("web")], latency={"web": waits(total)}, **health)
+        for second, (total, health) in enumerate(readings)
+    ]
+    advices = advise_cycles(cycles, ADVISOR, half)
+    assert [(round(each.reclaimable_cores, 2), each.action, each.reason.rule) for each in advices] == [
         (0.5, "freeze", "wait_unknown"),
         (0.7, "grow", "wait_below_target"),
         (0.7, "freeze", "pods_unknown"),
         (0.7, "freeze", "pods_unknown"),
         (0.1, "shrink", "wait_far_above_target"),
     ]
-    no_pods = snapshot(9, [])
-    no_pods = replace(no_pods, sources=(failed,))
-    advice, _ = advise_cpu(no_pods, config, AdvisorState(reclaimable_cores=0.5), no_pods.taken_at_ns)
-    assert advice is not None
+    (advice,) = advise_cycles([snapshot(9, [], **failed)], ADVISOR, half)
     assert (advice.reclaimable_cores, advice.reason.rule) == (0.5, "pods_unknown")
     assert advice.reason.text == (
         "No online pod runs on this node, but the list of pods is stale and may miss new pods: "
@@ -230,12 +222,7 @@ def starving(
     at_s: float, total: dict[int, int], *, runnable: int | None, used_s: float = 0.0, periods: int = 0
 ) -> Snapshot:
     """Return a snapshot of the web pod with these runnable threads; batch work has 1.6 of 2 CPUs."""
-    current = snapshot(
-        at_s,
-        [shared("web"), reclaimed("batch")],
-        usage_s={"web": used_s, "batch": 1.6 * at_s},
-        latency={"web": waits(total), "batch": waits({10: 1})},
-    )
+    current = web_and_batch(at_s, total, 1.6 * at_s, web_s=used_s)
     states = None
     if runnable is not None:
         states = ThreadStates(runnable=runnable, uninterruptible=0, iowait=0, sleeping=4)
@@ -245,13 +232,9 @@ def starving(
 
 def replayed(*current: Snapshot, reclaimable: float) -> list[tuple[float, Reason]]:
     """Return quota and reason of each cycle; the agent, a shadow policy and a replay must agree."""
-    state, reported = PolicyState(advisor=AdvisorState(reclaimable_cores=reclaimable)), []
-    config = AgentConfig(advisor=AdvisorConfig(latency=CONFIG))
-    for item in current:
-        result, state = evaluate_policy(item, config, state, item.taken_at_ns)
-        assert result.advice is not None
-        reported.append((result.advice.reclaimable_cores, result.advice.reason))
-    return reported
+    state = PolicyState(advisor=AdvisorState(reclaimable_cores=reclaimable))
+    advices = [advice_of(result) for result in evaluate_cycles(current, AgentConfig(advisor=ADVISOR), state)[0]]
+    return [(advice.reclaimable_cores, advice.reason) for advice in advices]
 
 
 def test_a_cycle_without_finished_waits_stops_growth_while_threads_wait() -> None:
@@ -306,22 +289,13 @@ def test_starving_containers(now: Snapshot, rule: str) -> None:
 
 def played(*cycles: tuple[dict[int, int] | None, int]) -> list[tuple[float, str]]:
     """Return quota and rule of each cycle: the web pod's cumulative waits, None for a failed read, and its id."""
-    web, batch = shared("web"), reclaimed("batch")
-    config, memory, result = AdvisorConfig(latency=CONFIG), AdvisorState(), []
-    for second, (total, number) in enumerate(cycles):
-        current = snapshot(
-            second,
-            [web, batch],
-            usage_s={"web": 0.2 * second, "batch": 1.6 * second},
-            latency={"web": waits(total or {}), "batch": waits({10: second})},
-            ids={"web": number, "batch": 5},
-        )
-        if total is None:
-            current = replace(current, cgroups={})
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        result.append((advice.reclaimable_cores, advice.reason.rule))
-    return result
+    shots = [
+        web_and_batch(second, total, 1.6 * second, ids={"web": number, "batch": 5})
+        if total is not None
+        else snapshot(second, [shared("web"), reclaimed("batch")], cgroups={})
+        for second, (total, number) in enumerate(cycles)
+    ]
+    return [(advice.reclaimable_cores, advice.reason.rule) for advice in advise_cycles(shots, ADVISOR)]
 
 
 def test_a_failed_read_of_the_cgroups_stops_growth() -> None:
@@ -337,38 +311,23 @@ def test_the_first_waits_of_a_recreated_cgroup_count() -> None:
 
 
 def test_a_cycle_milliseconds_after_another_does_not_measure_zero_use() -> None:
-    web, batch = shared("web"), reclaimed("batch")
-    config, memory, total = AdvisorConfig(latency=CONFIG), AdvisorState(), {10: 1000, 16_000: 0}
-    reclaimable = 0.0
-    for at in (0.0, 1.0, 2.0, 2.005):
-        total = {10: total[10] + 1000, 16_000: 300 if at > 2 else 0}
-        current = snapshot(
-            at,
-            [web, batch],
-            usage_s={"web": 0.2 * at, "batch": 1.6 * min(at, 2.0)},
-            latency={"web": waits(total), "batch": waits({10: 1})},
-        )
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        reclaimable = advice.reclaimable_cores
+    times = ((0.0, 0), (1.0, 0), (2.0, 0), (2.005, 300))
+    cycles = [
+        web_and_batch(at, {10: 1000 * (n + 2), 16_000: slow}, 1.6 * min(at, 2.0)) for n, (at, slow) in enumerate(times)
+    ]
+    reclaimable = advise_cycles(cycles, ADVISOR)[-1].reclaimable_cores
     assert reclaimable == pytest.approx(0.75), "half of 1.6 cores, less what 5 ms without a tick of the counter say"
 
 
 def test_breaches_above_a_level_do_not_cause_oscillation() -> None:
     """Above 1.5 of 2 cores batch work causes a breach: the quota settles below, and breaches become rare."""
-    web, batch = shared("web"), reclaimed("batch")
-    config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
-    total, used, reclaimable, breaches, sum_lent = {10: 0, 16_000: 0}, 0.0, 2.0, 0, 0.0
+    memory, total = AdvisorState(), {10: 0, 16_000: 0}
+    used, reclaimable, breaches, sum_lent = 0.0, 2.0, 0, 0.0
     for second in range(600):
         used += reclaimable
         total = {10: total[10] + 1000, 16_000: total[16_000] + (200 if reclaimable > 1.5 else 0)}
-        current = snapshot(
-            second,
-            [web, batch],
-            usage_s={"web": 0.2 * second, "batch": used},
-            latency={"web": waits(total), "batch": waits({10: second})},
-        )
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
+        current = web_and_batch(second, total, used)
+        advice, memory = advise_cpu(current, ADVISOR, memory, current.taken_at_ns)
         assert advice is not None
         reclaimable = advice.reclaimable_cores
         breaches += advice.reason.rule == "wait_above_target"
@@ -385,13 +344,9 @@ def test_disabling_reclaim_keeps_only_the_minimum() -> None:
 
 
 def test_a_new_cgroup_of_the_same_path_is_not_compared_with_the_old_one() -> None:
-    web = shared("web")
-    config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
-    first = snapshot(0, [web], latency={"web": waits({10: 5000})}, ids={"web": 7})
-    _, memory = advise_cpu(first, config, memory, first.taken_at_ns)
-    again = snapshot(1, [web], latency={"web": waits({60000: 9000})}, ids={"web": 8})
-    advice, _ = advise_cpu(again, config, memory, again.taken_at_ns)
-    assert advice is not None
+    first = snapshot(0, [shared("web")], latency={"web": waits({10: 5000})}, ids={"web": 7})
+    again = snapshot(1, [shared("web")], latency={"web": waits({60000: 9000})}, ids={"web": 8})
+    advice = advise_cycles([first, again], ADVISOR)[-1]
     assert advice.reason.inputs["waits"] == 9000, "all of its own, and none subtracted"
 
 
@@ -539,8 +494,7 @@ def test_descendants_count_for_a_container() -> None:
         inner = CgroupSample(path="/web/inner", id=7, wait=wait, periods=0)
         return replace(bare, cgroups={**bare.cgroups, "/web/inner": inner})
 
-    _, memory = advise_cpu(nested(1, waits({10: 100})), AdvisorConfig(), AdvisorState(), S)
-    advice, _ = advise_cpu(nested(2, waits({10: 1000, 60_000: 100})), AdvisorConfig(), memory, 2 * S)
-    assert advice is not None
+    cycles = [nested(1, waits({10: 100})), nested(2, waits({10: 1000, 60_000: 100}))]
+    advice = advise_cycles(cycles, AdvisorConfig())[-1]
     assert advice.reason.rule == "wait_far_above_target"
     assert advice.reason.inputs["cgroup"] == "/web"

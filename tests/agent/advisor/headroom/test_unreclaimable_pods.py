@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
-from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.headroom.headroom_policies import CpuAllowance, compute_headroom
 from agent.advisor.headroom.koordinator_headroom import koordinator_cpu_budget, prod_spare_cores
 from agent.advisor.headroom.reclaim_exclusion import max_reclaimable_cores, reclaimable_nodes, unreclaimable_idle_cores
@@ -24,6 +23,8 @@ from api.knobs import Reason
 from api.pod import Pod
 from api.qos import Enhancements
 from api.rates import CgroupRates, NodeRates, Rates
+from api.snapshot import Snapshot
+from tests.agent.advisor.cycles import advice_of, evaluate_cycles
 from tests.builders.nodes import run_queue_latency as waits
 from tests.builders.nodes import topology
 from tests.builders.pods import reclaimed, shared
@@ -43,19 +44,14 @@ def story(
     pods: Sequence[Pod], config: Mapping[str, Any], node: Topology, used: float = 0.5, every_s: int = 1
 ) -> list[Advice]:
     """Run sixty cycles in which pods use these cores and wait at most 0.1 ms."""
-    settings, state, result = msgspec.convert({"advisor": config}, AgentConfig), PolicyState(), []
-    for second in range(0, 60 * every_s, every_s):
-        current = snapshot(
-            second,
-            pods,
-            machine=node,
-            usage_s={each.name: used * second for each in pods},
-            latency={each.name: waits({100: 100 * second}) for each in pods},
-        )
-        policy_result, state = evaluate_policy(current, settings, state, current.taken_at_ns)
-        assert policy_result.advice is not None
-        result.append(policy_result.advice)
-    return result
+    cycles = [in_use(second, pods, node, used) for second in range(0, 60 * every_s, every_s)]
+    return [advice_of(item) for item in evaluate_cycles(cycles, msgspec.convert({"advisor": config}, AgentConfig))[0]]
+
+
+def in_use(second: int, pods: Sequence[Pod], node: Topology | int, used: float = 0.5) -> Snapshot:
+    usage_s = {each.name: used * second for each in pods}
+    latency = {each.name: waits({100: 100 * second}) for each in pods}
+    return snapshot(second, pods, machine=node, usage_s=usage_s, latency=latency)
 
 
 def headroom_cores(advice: Advice) -> float | None:
@@ -118,14 +114,10 @@ def test_a_pod_that_uses_more_than_it_requested_counts_by_its_use() -> None:
 
 
 def test_an_unreclaimable_pod_lowers_reclaimable_cpu_at_once_and_its_end_raises_it_slowly() -> None:
-    state, reclaimable = PolicyState(), []
-    for second in range(40):
-        pods = [shared("api", cpu_request=1.0), *([web("Pod")] if 10 <= second < 20 else [])]
-        usage, wait = ({each.name: value for each in pods} for value in (0.5 * second, waits({100: 100 * second})))
-        current = snapshot(second, pods, machine=48, usage_s=usage, latency=wait)  # type: ignore[arg-type]
-        result, state = evaluate_policy(current, AgentConfig(), state, current.taken_at_ns)
-        assert result.advice is not None
-        reclaimable.append(result.advice.reclaimable_cores)
+    api, both = shared("api", cpu_request=1.0), slice(10, 20)
+    cycles = [in_use(second, [api], 48) for second in range(40)]
+    cycles[both] = [in_use(second, [api, web("Pod")], 48) for second in range(10, 20)]
+    reclaimable = [advice_of(result).reclaimable_cores for result in evaluate_cycles(cycles, AgentConfig())[0]]
     assert (reclaimable[9], reclaimable[10], reclaimable[19]) == (48, 24, 24)
     assert [round(cores, 2) for cores in reclaimable[20:23]] == [28.8, 33.6, 38.4]  # a tenth of the node each second
 
@@ -133,7 +125,7 @@ def test_an_unreclaimable_pod_lowers_reclaimable_cpu_at_once_and_its_end_raises_
 def forecast_headroom_cores(level: str, usage: float | None, peak: float) -> float | None:
     """Headroom of 48 CPUs with 4 reserved by a trusted forecast, where the pod requests 24."""
     shot = snapshot(1, [web(level)], machine=48)
-    _, state = evaluate_policy(shot, AgentConfig(), PolicyState(), shot.taken_at_ns)
+    _, state = evaluate_cycles([shot], AgentConfig())
     container = state.advisor.containers["/web"]
     current = Forecast(
         resource=ForecastResource.CPU,
@@ -166,7 +158,7 @@ def test_koordinators_sums_count_its_request_as_use() -> None:
     budget = koordinator_cpu_budget(shot, change, 0.0)
     assert [demand.used for demand in budget.demands] == [24, 0.5]
     assert budget.system_used == 0.5
-    _, state = evaluate_policy(shot, AgentConfig(), PolicyState(), shot.taken_at_ns)
+    _, state = evaluate_cycles([shot], AgentConfig())
     needs = {path: replace(item, usage_cores=0.5, ramping=False) for path, item in state.advisor.containers.items()}
     assert prod_spare_cores(shot, change, needs, AdvisorConfig()) == pytest.approx(4 - 0.625)
 
