@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from agent.advisor.advisor_state import AdvisorState, ContainerDemand
 from agent.advisor.cpu_estimate import estimate_container_cores
 from agent.advisor.engine import advise_cpu
-from agent.advisor.headroom.headroom_policies import region_headroom_cores
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from api.pod import Container
@@ -56,15 +55,6 @@ def test_load_has_the_time_of_its_last_measurement() -> None:
     (web,) = state.advisor.containers.values()
     assert web.load1 == pytest.approx(3.0, rel=0.3)
     assert (web.load_at_ns, web.last_seen_ns) == (cycles[59].taken_at_ns, cycles[99].taken_at_ns)
-
-
-@pytest.mark.parametrize(("allocate", "reclaim", "expected"), [(0, 0, 90), (10, 0, 80), (0, 10, 100)])
-def test_region_headroom(allocate: float, reclaim: float, expected: float) -> None:
-    assert region_headroom_cores(90, 0, allocate, reclaim) == expected
-
-
-def test_region_headroom_is_never_negative() -> None:
-    assert region_headroom_cores(10, 20, 4, 4) == 0
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,8 @@ def test_the_reclaim_pool_by_its_utilisation(
     assert result.cores_by_numa == {0: pytest.approx(expected), 1: 0}
 
 
-def bound_to(owner: Pod, *numa: int, **wants: Any) -> Pod:
-    return replace(owner, enhancements=Enhancements(numa_binding=True, **wants), bound_numa=numa)
+def bound_to(owner: Pod, *numa: int, **fields: Any) -> Pod:
+    return replace(owner, enhancements=Enhancements(numa_binding=True, **fields), bound_numa=numa)
 
 
 def test_headroom_of_an_exclusive_numa_node() -> None:

@@ -80,8 +80,8 @@ def situation(
 def test_one_cycle(
     wait: dict[int, int], before: float, calm_for_s: float, used: float | None, after: float, action: str, rule: str
 ) -> None:
-    memory = AdvisorState(reclaimable_cores=before, last_breach_ns=round((100 - calm_for_s) * S), last_wait_ns=99 * S)
-    allowance = evaluate_latency(situation(waits(wait), used=used), memory, CONFIG)
+    state = AdvisorState(reclaimable_cores=before, last_breach_ns=round((100 - calm_for_s) * S), last_wait_ns=99 * S)
+    allowance = evaluate_latency(situation(waits(wait), used=used), state, CONFIG)
     assert (allowance.reclaimable_cores, allowance.action, allowance.reason.rule) == (
         pytest.approx(after),
         action,
@@ -101,11 +101,11 @@ def test_the_reason_contains_its_inputs() -> None:
 
 
 def test_missing_latency_freezes_and_then_falls_back_to_the_estimate() -> None:
-    memory = AdvisorState(reclaimable_cores=2.0, last_wait_ns=97 * S)
-    fresh = evaluate_latency(situation(None), memory, CONFIG)
+    state = AdvisorState(reclaimable_cores=2.0, last_wait_ns=97 * S)
+    fresh = evaluate_latency(situation(None), state, CONFIG)
     assert (fresh.reclaimable_cores, fresh.action, fresh.reason.rule) == (2.0, "freeze", "wait_unknown")
-    memory = AdvisorState(reclaimable_cores=2.0, last_wait_ns=95 * S)
-    stale = evaluate_latency(situation(None), memory, CONFIG)
+    state = AdvisorState(reclaimable_cores=2.0, last_wait_ns=95 * S)
+    stale = evaluate_latency(situation(None), state, CONFIG)
     assert (stale.reclaimable_cores, stale.action, stale.reason.rule) == (1.5, "shrink", "wait_unknown_long")
     low = evaluate_latency(situation(None), AdvisorState(reclaimable_cores=0.3, last_wait_ns=95 * S), CONFIG)
     assert low.reclaimable_cores == 0.3, "missing input never grows what is lent"
@@ -321,13 +321,13 @@ def test_a_cycle_milliseconds_after_another_does_not_measure_zero_use() -> None:
 
 def test_breaches_above_a_level_do_not_cause_oscillation() -> None:
     """Above 1.5 of 2 cores batch work causes a breach: the quota settles below, and breaches become rare."""
-    memory, total = AdvisorState(), {10: 0, 16_000: 0}
+    state, total = AdvisorState(), {10: 0, 16_000: 0}
     used, reclaimable, breaches, sum_lent = 0.0, 2.0, 0, 0.0
     for second in range(600):
         used += reclaimable
         total = {10: total[10] + 1000, 16_000: total[16_000] + (200 if reclaimable > 1.5 else 0)}
         current = web_and_batch(second, total, used)
-        advice, memory = advise_cpu(current, ADVISOR, memory, current.taken_at_ns)
+        advice, state = advise_cpu(current, ADVISOR, state, current.taken_at_ns)
         assert advice is not None
         reclaimable = advice.reclaimable_cores
         breaches += advice.reason.rule == "wait_above_target"
@@ -374,11 +374,11 @@ def test_the_quota_stays_within_the_node_and_grows_by_one_step_at_most(
 
 def test_latency_that_remains_without_batch_work_becomes_the_baseline() -> None:
     # At the minimum for three cycles, and the pods still wait 16 ms: their own queueing, which no smaller quota reduces.
-    busy, memory, reported = waits({10: 900, 16000: 100}), AdvisorState(reclaimable_cores=2.0), []
+    busy, state, reported = waits({10: 900, 16000: 100}), AdvisorState(reclaimable_cores=2.0), []
     for second in range(1, 16):
-        allowance = evaluate_latency(situation(busy, used=memory.reclaimable_cores, now_s=100 + second), memory, CONFIG)
-        memory = replace(
-            memory,
+        allowance = evaluate_latency(situation(busy, used=state.reclaimable_cores, now_s=100 + second), state, CONFIG)
+        state = replace(
+            state,
             reclaimable_cores=allowance.level_cores,
             harmful_cores=allowance.harmful_cores,
             baseline_latency_ns=allowance.baseline_latency_ns,
@@ -392,27 +392,27 @@ def test_latency_that_remains_without_batch_work_becomes_the_baseline() -> None:
     assert reported[-1][0] == "wait_is_own"
     assert reported[-1][1] >= 1.0, "a tenth of the node a second, for nothing of it was harm"
     # More than a quarter beyond that is harm, whatever the pods make by themselves ...
-    worse = evaluate_latency(situation(waits({10: 900, 40000: 100}), used=1.0, now_s=116), memory, CONFIG)
+    worse = evaluate_latency(situation(waits({10: 900, 40000: 100}), used=1.0, now_s=116), state, CONFIG)
     assert (worse.action, worse.reason.rule) == ("shrink", "wait_above_target")
     # ... and once waits are short, the target alone counts again.
-    calm = evaluate_latency(situation(waits({10: 900}), used=1.0, now_s=117), memory, CONFIG)
+    calm = evaluate_latency(situation(waits({10: 900}), used=1.0, now_s=117), state, CONFIG)
     assert not calm.baseline_latency_ns
 
 
 def test_the_baseline_of_one_container_excuses_no_other() -> None:
     # /api waits 30 ms by itself, as was learnt; /web, which never did, waits 26 ms against a target of 5.
-    config, memory = (
+    config, state = (
         LatencyConfig(target_wait_ms=5),
         AdvisorState(reclaimable_cores=2.0, baseline_latency_ns={"/api": 30e6}, last_wait_ns=0),
     )
     both = {"/api": waits({30000: 1000}), "/web": waits({26000: 1000})}
     now = replace(situation(waits({}), used=1.0), waits=both)
-    allowance = evaluate_latency(now, memory, config)
+    allowance = evaluate_latency(now, state, config)
     assert (allowance.reason.rule, allowance.reclaimable_cores) == ("wait_far_above_target", 0.1)
     assert "p99 of /web is " in allowance.reason.text
     assert allowance.baseline_latency_ns == {"/api": 30e6}
     # And a wait of /web that is short leaves the other's alone.
-    short = evaluate_latency(replace(now, waits={**both, "/web": waits({100: 1000})}), memory, config)
+    short = evaluate_latency(replace(now, waits={**both, "/web": waits({100: 1000})}), state, config)
     assert (short.reason.rule, short.reclaimable_cores) == ("wait_is_own", 2.0)
 
 
@@ -444,14 +444,14 @@ def test_latency_by_batch_work_never_becomes_the_baseline(
 
 def test_a_baseline_excuses_no_latency_by_batch_work() -> None:
     """The baseline of /api is 30 ms; now all of its 30 ms are attributed to batch work."""
-    config, memory = (
+    config, state = (
         LatencyConfig(target_wait_ms=5),
         AdvisorState(reclaimable_cores=2.0, baseline_latency_ns={"/api": 30e6}, last_wait_ns=0),
     )
     for by_batch, rule, reclaimable in ((100, "wait_far_above_target", 0.1), (9, "wait_is_own", 2.0)):
         blame = Interference(total_ns=100, by_reclaimed={"/b": by_batch}, other="/api", other_ns=100 - by_batch)
         now = replace(situation(waits({}), used=1.0), waits={"/api": waits({30000: 1000})}, blames={"/api": blame})
-        allowance = evaluate_latency(now, memory, config)
+        allowance = evaluate_latency(now, state, config)
         assert (allowance.reason.rule, allowance.reclaimable_cores) == (rule, reclaimable)
         assert allowance.baseline_latency_ns == {"/api": 30e6}
 
@@ -483,8 +483,8 @@ def test_a_replaced_container_has_no_baseline(successor: int, retained: dict[str
     # Restarted counters carry no information: the cgroup id decides.
     other = replace(later.cgroups["/web"], id=successor, wait=None)
     later = replace(later, cgroups={**later.cgroups, "/web": other})
-    memory = AdvisorState(previous=first, baseline_latency_ns={"/web": 30e6}, reclaimable_cores=1.0)
-    _, after = advise_cpu(later, AdvisorConfig(), memory, later.taken_at_ns)
+    state = AdvisorState(previous=first, baseline_latency_ns={"/web": 30e6}, reclaimable_cores=1.0)
+    _, after = advise_cpu(later, AdvisorConfig(), state, later.taken_at_ns)
     assert after.baseline_latency_ns == retained
 
 

@@ -133,9 +133,9 @@ def forecast_headroom_cores(level: str, usage: float | None, peak: float) -> flo
         forecast=PeakForecast(peak=peak, trusted=True, reason=Reason(rule="calibrated", text="The peak is predicted.")),
         target_miss_ratio=0.055,
     )
-    memory = AdvisorState(containers={"/web": replace(container, usage_cores=usage)}, forecasts=(current,))
+    advisor = AdvisorState(containers={"/web": replace(container, usage_cores=usage)}, forecasts=(current,))
     config = msgspec.convert({"headroom": {"policy": "forecast"}}, AdvisorConfig)
-    return compute_headroom(shot, None, config, memory, CpuAllowance(need_cores=1.0, reclaimable_cores=48.0)).cores
+    return compute_headroom(shot, None, config, advisor, CpuAllowance(need_cores=1.0, reclaimable_cores=48.0)).cores
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_nothing_is_reserved_if_every_pod_is_reclaimable() -> None:
 
 @pytest.mark.parametrize(("before", "most"), [(None, 24), (10.0, 10), (30.0, 24)])
 def test_reclaimable_cpu_does_not_grow_while_a_pods_numa_nodes_are_unknown(before: float | None, most: float) -> None:
-    shot, config, memory = (
+    shot, config, state = (
         snapshot(1, [web("NUMA")], machine=48),
         AdvisorConfig(),
         AdvisorState(reclaimable_cores=before),
     )
-    where = reclaimable_nodes(shot, memory, config)
+    where = reclaimable_nodes(shot, state, config)
     assert where.unknown == ("default/web",)
-    assert max_reclaimable_cores(shot, where, memory, config) == most
+    assert max_reclaimable_cores(shot, where, state, config) == most

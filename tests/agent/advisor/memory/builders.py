@@ -128,9 +128,9 @@ def situation(
     return MemoryInputs(snapshot=snapshot, now_ns=round(at_s * S), **fields)
 
 
-def without(of: MemoryInputs, *names: str) -> MemoryInputs:
+def without(inputs: MemoryInputs, *names: str) -> MemoryInputs:
     """Return the inputs without these lines of the node's and its NUMA nodes' meminfo, or without sysctl values."""
-    node = of.snapshot.node
+    node = inputs.snapshot.node
     state = {name: size for name, size in node.meminfo.items() if name not in names}
     numa = {
         each: replace(result, meminfo={name: size for name, size in result.meminfo.items() if name not in names})
@@ -138,4 +138,4 @@ def without(of: MemoryInputs, *names: str) -> MemoryInputs:
     }
     sysctl = {name: value for name, value in node.sysctl.items() if name not in names}
     node = replace(node, meminfo=state, numa=numa, sysctl=sysctl)
-    return replace(of, snapshot=replace(of.snapshot, node=node))
+    return replace(inputs, snapshot=replace(inputs.snapshot, node=node))

@@ -29,17 +29,17 @@ def node(caches: Sequence[float], *, free: float = 3, at_s: float = 1000, read_s
 
 
 def run(
-    of: MemoryInputs,
+    inputs: MemoryInputs,
     before: ReapResult | None = None,
     config: MemoryConfig = CONFIG,
     where: int = NOT_NUMA_BOUND,
     given: Mapping[str, OffloadState] | None = None,
 ) -> ReapResult:
     conditions = (
-        {NOT_NUMA_BOUND: node_condition(of, config)} if where == NOT_NUMA_BOUND else numa_conditions(of, config)
+        {NOT_NUMA_BOUND: node_condition(inputs, config)} if where == NOT_NUMA_BOUND else numa_conditions(inputs, config)
     )
     return reap_cache(
-        of,
+        inputs,
         config,
         conditions,
         MemoryAdvisorState(cache_drops=before.cache_drops if before else {}, offloaded=given or {}),
@@ -77,13 +77,13 @@ def test_only_main_containers_of_reclaimed_pods() -> None:
         pod("own", QoSLevel.DEDICATED),
     ]
     paths = [f"{ROOT}/batch", "/side", "/online", "/system", "/own"]
-    of = situation(pods, [group(path, anon=1, file=3) for path in paths], free=1)
-    assert requested_bytes(run(of)) == {"batch": 3}
+    inputs = situation(pods, [group(path, anon=1, file=3) for path in paths], free=1)
+    assert requested_bytes(run(inputs)) == {"batch": 3}
 
 
 def test_shared_memory_cannot_be_dropped() -> None:
-    of = situation([pod("b", QoSLevel.RECLAIMED)], [group(f"{ROOT}/b", anon=1, file=9, shmem=8.5)], free=1)
-    assert requested_bytes(run(of)) == {}
+    inputs = situation([pod("b", QoSLevel.RECLAIMED)], [group(f"{ROOT}/b", anon=1, file=9, shmem=8.5)], free=1)
+    assert requested_bytes(run(inputs)) == {}
 
 
 def test_a_request_is_not_repeated_before_a_new_reading() -> None:
@@ -111,10 +111,10 @@ def test_drops_for_the_node_count_for_its_numa_nodes() -> None:
         group(f"{ROOT}/{name}", anon=0, file=size, on_numa={0: (0, size), 1: (0, 0)})
         for name, size in (("a", 12), ("b", 6))
     ]
-    of = situation(pods, groups, numa=2, free=(1, 5))
-    conditions = {NOT_NUMA_BOUND: node_condition(of, CONFIG), **numa_conditions(of, CONFIG)}
+    inputs = situation(pods, groups, numa=2, free=(1, 5))
+    conditions = {NOT_NUMA_BOUND: node_condition(inputs, CONFIG), **numa_conditions(inputs, CONFIG)}
     assert [conditions[where].target_bytes // GIB for where in (NOT_NUMA_BOUND, 0)] == [10, 7]
-    assert requested_bytes(reap_cache(of, CONFIG, conditions, MemoryAdvisorState())) == {"a": 10}
+    assert requested_bytes(reap_cache(inputs, CONFIG, conditions, MemoryAdvisorState())) == {"a": 10}
 
 
 @pytest.mark.parametrize(("read_s", "expected"), [(1000, 3), (995, 5)])
@@ -129,8 +129,8 @@ def test_a_recreated_container_is_a_new_one() -> None:
     first = run(node((4,), free=3))
     again = node((4,), free=3, at_s=1001, read_s=1001)
     groups = {path: replace(each, id=99) for path, each in again.snapshot.cgroups.items()}
-    of = replace(again, snapshot=replace(again.snapshot, cgroups=groups))
-    assert requested_bytes(run(of, first)) == {"b0": 4}
+    inputs = replace(again, snapshot=replace(again.snapshot, cgroups=groups))
+    assert requested_bytes(run(inputs, first)) == {"b0": 4}
 
 
 def test_a_reboot_resets_requests() -> None:
@@ -144,9 +144,9 @@ def test_a_numa_node_counts_its_own_cache() -> None:
         group(f"{ROOT}/far", anon=0, file=20, on_numa={0: (0, 0), 1: (0, 20)}),
         group(f"{ROOT}/near", anon=0, file=3, on_numa={0: (0, 3), 1: (0, 0)}),
     ]
-    of = situation(pods, groups, numa=2, free=(3, 100))
-    assert requested_bytes(run(of)) == {}  # the node as a whole has enough
-    assert requested_bytes(run(of, where=0)) == {"near": 3}
+    inputs = situation(pods, groups, numa=2, free=(3, 100))
+    assert requested_bytes(run(inputs)) == {}  # the node as a whole has enough
+    assert requested_bytes(run(inputs, where=0)) == {"near": 3}
 
 
 def test_version_1_counts_pages() -> None:
@@ -160,9 +160,9 @@ def test_version_1_counts_pages() -> None:
             "hierarchical_file": {0: pages},
         },
     )
-    of = situation([pod("b", QoSLevel.RECLAIMED)], [sample], free=3)
-    assert requested_bytes(run(of)) == {"b": 3}
-    assert requested_bytes(run(of, where=0)) == {"b": 3}
+    inputs = situation([pod("b", QoSLevel.RECLAIMED)], [sample], free=3)
+    assert requested_bytes(run(inputs)) == {"b": 3}
+    assert requested_bytes(run(inputs, where=0)) == {"b": 3}
 
 
 def test_unmeasured_containers_are_skipped_and_counted() -> None:
@@ -174,9 +174,9 @@ def test_unmeasured_containers_are_skipped_and_counted() -> None:
 
 
 def test_unknown_pressure_drops_nothing() -> None:
-    of = replace(node((10,), free=0))
-    bare = replace(of.snapshot.node, sysctl={})
-    unknown = replace(of, snapshot=replace(of.snapshot, node=bare))
+    inputs = replace(node((10,), free=0))
+    bare = replace(inputs.snapshot.node, sysctl={})
+    unknown = replace(inputs, snapshot=replace(inputs.snapshot, node=bare))
     assert node_condition(unknown, CONFIG).state is MemoryPressure.UNKNOWN
     result = run(unknown)
     assert (result.knob_requests, result.reason.rule) == ((), "memory_reap_unknown")

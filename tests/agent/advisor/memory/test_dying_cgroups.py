@@ -31,9 +31,11 @@ def node(change: dict[str, int | None] | None = None, at_s: float = 1000) -> Mem
     return situation([], groups, cpus=8, at_s=at_s)
 
 
-def requested_bytes(of: MemoryInputs, config: MemoryConfig = CONFIG, before_ns: int | None = None) -> dict[str, int]:
+def requested_bytes(
+    inputs: MemoryInputs, config: MemoryConfig = CONFIG, before_ns: int | None = None
+) -> dict[str, int]:
     return {
-        request.cgroup: int(request.value) for request in reclaim_dying_cgroups(of, config, before_ns).knob_requests
+        request.cgroup: int(request.value) for request in reclaim_dying_cgroups(inputs, config, before_ns).knob_requests
     }
 
 

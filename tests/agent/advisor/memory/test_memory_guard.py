@@ -18,17 +18,19 @@ CONFIG = MemoryConfig()
 OWN = pod("own", QoSLevel.DEDICATED, bound=(1,), exclusive=True)
 
 
-def limits(of: MemoryInputs, config: MemoryConfig = CONFIG, before: Mapping[str, int] | None = None) -> dict[str, str]:
+def limits(
+    inputs: MemoryInputs, config: MemoryConfig = CONFIG, before: Mapping[str, int] | None = None
+) -> dict[str, str]:
     return {
         f"{request.cgroup} {request.knob.value}": request.value
-        for request in limit_reclaimed_memory(of, config, before or {}).knob_requests
+        for request in limit_reclaimed_memory(inputs, config, before or {}).knob_requests
     }
 
 
 def test_the_limit_is_use_plus_free_memory_above_the_watermark() -> None:
-    of = situation([], [root(on_numa={0: (10, 5), 1: (1, 1)})], numa=2, free=(20, 3))
+    inputs = situation([], [root(on_numa={0: (10, 5), 1: (1, 1)})], numa=2, free=(20, 3))
     # 15 + (20 - 4), and 2 + nothing of the 3 that must stay free
-    assert limits(of) == {
+    assert limits(inputs) == {
         f"{ROOT} memory.max": str(33 * GIB),
         f"{ROOT} memory.high": str(int(33 * GIB * 0.95) // PAGE * PAGE),
     }
@@ -40,21 +42,21 @@ def test_the_limit_is_use_plus_free_memory_above_the_watermark() -> None:
 )
 def test_the_zones_watermark_counts_where_it_is_higher(low: float, factor: float, expected: float) -> None:
     config = MemoryConfig(guard=ReclaimedMemoryGuardConfig(critical_watermark_scale_factor=factor))
-    of = situation([], [root(on_numa={0: (10, 5)})], free=20, low=low)
-    assert limits(of, config)[f"{ROOT} memory.max"] == str(round(expected * GIB))
+    inputs = situation([], [root(on_numa={0: (10, 5)})], free=20, low=low)
+    assert limits(inputs, config)[f"{ROOT} memory.max"] == str(round(expected * GIB))
 
 
 def test_an_exclusive_numa_node_adds_only_existing_use() -> None:
-    of = situation([OWN], [root(on_numa={0: (1, 0), 1: (2, 0)})], numa=2, free=20, not_reclaimable=("default/own",))
-    assert limits(of)[f"{ROOT} memory.max"] == str((17 + 2) * GIB)
-    nowhere = replace(of, forbidden_numa=(0, 1))
+    inputs = situation([OWN], [root(on_numa={0: (1, 0), 1: (2, 0)})], numa=2, free=20, not_reclaimable=("default/own",))
+    assert limits(inputs)[f"{ROOT} memory.max"] == str((17 + 2) * GIB)
+    nowhere = replace(inputs, forbidden_numa=(0, 1))
     assert limits(nowhere)[f"{ROOT} memory.max"] == str(3 * GIB)
 
 
 def test_numa_reclaim_roots_have_their_own_limits() -> None:
     groups = [root(on_numa={0: (1, 0), 1: (2, 0)}), group("/kubepods/be-1", on_numa={0: (0, 0), 1: (4, 0)})]
-    of = situation([], groups, numa=2, free=20, numa_roots={1: "/kubepods/be-1"})
-    result = limits(of)
+    inputs = situation([], groups, numa=2, free=20, numa_roots={1: "/kubepods/be-1"})
+    result = limits(inputs)
     # What each has, and 20 - 4 free on each of its nodes: what is in the one gives the other no room.
     assert result["/kubepods/be-1 memory.max"] == str((4 + 16) * GIB)
     assert result[f"{ROOT} memory.max"] == str((3 + 32) * GIB)
@@ -78,8 +80,8 @@ def test_a_root_of_a_numa_node_below_the_other_counts_once() -> None:
 @pytest.mark.parametrize(("charged", "expected"), [(15.5, 16), (16.5, 16.5)])
 def test_no_limit_below_what_is_charged(charged: float, expected: float) -> None:
     """15 GiB of pages on the NUMA node, 1 GiB free to use, and kernel memory charged to the group."""
-    of = situation([], [root(on_numa={0: (10, 5)}, memory_bytes=round(charged * GIB))], free=5)
-    assert limits(of)[f"{ROOT} memory.max"] == str(round(expected * GIB))
+    inputs = situation([], [root(on_numa={0: (10, 5)}, memory_bytes=round(charged * GIB))], free=5)
+    assert limits(inputs)[f"{ROOT} memory.max"] == str(round(expected * GIB))
 
 
 @pytest.mark.parametrize(
@@ -93,13 +95,13 @@ def test_no_limit_below_what_is_charged(charged: float, expected: float) -> None
     ],
 )
 def test_it_shrinks_at_once_and_grows_by_steps(free: float, before: float, expected: float) -> None:
-    of = situation([], [root(on_numa={0: (10, 5)})], free=free)
+    inputs = situation([], [root(on_numa={0: (10, 5)})], free=free)
     requests = {ROOT: round(before * GIB)}
-    assert limits(of, CONFIG, requests)[f"{ROOT} memory.max"] == str(round(expected * GIB))
+    assert limits(inputs, CONFIG, requests)[f"{ROOT} memory.max"] == str(round(expected * GIB))
 
 
 @pytest.mark.parametrize(
-    "of",
+    "inputs",
     [
         situation([], [root()], free=20),
         without(situation([], [root(on_numa={0: (10, 5)})]), "MemFree"),
@@ -109,37 +111,39 @@ def test_it_shrinks_at_once_and_grows_by_steps(free: float, before: float, expec
         situation([], [root(on_numa={0: (10, 5)})], root=ReclaimRoot(path="/elsewhere")),
     ],
 )  # fmt: skip
-def test_where_an_input_is_missing_the_limit_stays_as_it_was(of: MemoryInputs) -> None:
-    path = of.root.path
-    result = limit_reclaimed_memory(of, CONFIG, {path: 5 * GIB})
+def test_where_an_input_is_missing_the_limit_stays_as_it_was(inputs: MemoryInputs) -> None:
+    path = inputs.root.path
+    result = limit_reclaimed_memory(inputs, CONFIG, {path: 5 * GIB})
     assert result.reason.rule == "memory_guard_unknown"
     assert result.bytes == {path: 5 * GIB}
     assert [request.value for request in result.knob_requests if request.knob is Knob.MEMORY_MAX] == [str(5 * GIB)]
-    assert limit_reclaimed_memory(of, CONFIG, {}).knob_requests == ()
+    assert limit_reclaimed_memory(inputs, CONFIG, {}).knob_requests == ()
 
 
 def test_unknown_watermarks_keep_the_limit() -> None:
-    of = situation([], [root(on_numa={0: (10, 5)})])
-    node = replace(of.snapshot.node, zones=())
-    unknown = replace(of, snapshot=replace(of.snapshot, node=node))
+    inputs = situation([], [root(on_numa={0: (10, 5)})])
+    node = replace(inputs.snapshot.node, zones=())
+    unknown = replace(inputs, snapshot=replace(inputs.snapshot, node=node))
     assert limit_reclaimed_memory(unknown, CONFIG, {}).reason.rule == "memory_guard_unknown"
 
 
 def test_a_disabled_guard_sets_no_limit() -> None:
     config = MemoryConfig(guard=ReclaimedMemoryGuardConfig(enable=False))
-    of = situation([], [root(on_numa={0: (10, 5)})])
-    assert limits(of, config) == {f"{ROOT} memory.max": "max", f"{ROOT} memory.high": "max"}
+    inputs = situation([], [root(on_numa={0: (10, 5)})])
+    assert limits(inputs, config) == {f"{ROOT} memory.max": "max", f"{ROOT} memory.high": "max"}
 
 
 def test_the_limit_of_an_unreadable_root_is_retained() -> None:
-    of = situation([], [], root=ReclaimRoot())
-    result = limit_reclaimed_memory(of, CONFIG, {ROOT: 5 * GIB})
+    inputs = situation([], [], root=ReclaimRoot())
+    result = limit_reclaimed_memory(inputs, CONFIG, {ROOT: 5 * GIB})
     assert (result.knob_requests, result.bytes, result.reason.rule) == ((), {ROOT: 5 * GIB}, "memory_guard_unknown")
 
 
 def test_without_a_root_nothing_is_limited() -> None:
-    of = situation([pod("batch", QoSLevel.RECLAIMED)], [group(f"{ROOT}/batch", on_numa={0: (1, 1)})])
-    assert limit_reclaimed_memory(of, CONFIG, {}).knob_requests == ()
-    assert limit_reclaimed_memory(of, CONFIG, {}).reason.rule == "memory_guard_no_root"
+    inputs = situation([pod("batch", QoSLevel.RECLAIMED)], [group(f"{ROOT}/batch", on_numa={0: (1, 1)})])
+    assert limit_reclaimed_memory(inputs, CONFIG, {}).knob_requests == ()
+    assert limit_reclaimed_memory(inputs, CONFIG, {}).reason.rule == "memory_guard_no_root"
     named = replace(CONFIG, reclaim_root="/typo")
-    assert limit_reclaimed_memory(of, named, {}).reason.text.startswith("There is no cgroup /typo (memory.reclaimRoot)")
+    assert limit_reclaimed_memory(inputs, named, {}).reason.text.startswith(
+        "There is no cgroup /typo (memory.reclaimRoot)"
+    )

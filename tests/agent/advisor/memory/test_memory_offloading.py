@@ -75,10 +75,10 @@ def test_each_setting_is_laid_over_by_itself() -> None:
     ],
 )
 def test_the_pool_of_a_pod(qos: QoSLevel, named: str, pool: str) -> None:
-    name = pod("x", qos)
-    name = replace(name, enhancements=Enhancements(cpuset_pool=named))
+    owner = pod("x", qos)
+    owner = replace(owner, enhancements=Enhancements(cpuset_pool=named))
     config = OffloadingConfig(pools={pool: ON})
-    assert pod_offload_settings(name, situation([name]), config).enable
+    assert pod_offload_settings(owner, situation([owner]), config).enable
 
 
 def test_a_cgroup_by_path_has_its_own_settings_and_the_default() -> None:
@@ -105,14 +105,14 @@ def config(policy: str = "psi", **fields: Any) -> MemoryConfig:
 
 
 def node(
-    at_s: float, *, swap: tuple[float, float] = (0, 0), read_s: float | None = None, name: Pod = WEB, **fields: Any
+    at_s: float, *, swap: tuple[float, float] = (0, 0), read_s: float | None = None, owner: Pod = WEB, **fields: Any
 ) -> MemoryInputs:
     """Return a node with 10 GiB in use, 8 of it cache, by default without pressure."""
     base: dict[str, Any] = {"memory_bytes": 10 * GIB, "avg60": 0.0, "anon": 2, "file": 8, "mapped": 1}
     base |= {"inactive_anon": 1, "inactive_file": 3, "active_file": 5}
     base["io_pressure"] = Pressure(some_us=0, some_avg10=0.0)
     sample = group("/web", read_at_ns=round((at_s if read_s is None else read_s) * S), **(base | fields))
-    return situation([name], [sample], at_s=at_s, meminfo={"SwapTotal": swap[0], "SwapFree": swap[1]})
+    return situation([owner], [sample], at_s=at_s, meminfo={"SwapTotal": swap[0], "SwapFree": swap[1]})
 
 
 def pages(scanned: int, stolen: int, activated: int) -> dict[str, Mapping[str, int]]:
@@ -121,10 +121,10 @@ def pages(scanned: int, stolen: int, activated: int) -> dict[str, Mapping[str, i
 
 
 def run(
-    of: MemoryInputs, config: MemoryConfig, before: OffloadResult | None = None, busy: tuple[str, ...] = ()
+    inputs: MemoryInputs, config: MemoryConfig, before: OffloadResult | None = None, busy: tuple[str, ...] = ()
 ) -> OffloadResult:
     return offload_memory(
-        of,
+        inputs,
         config,
         MemoryAdvisorState(offloaded=before.past, swap=before.swap) if before else MemoryAdvisorState(),
         busy,
@@ -286,10 +286,10 @@ def test_caps(fields: dict[str, Any], expected: int) -> None:
     ],
 )
 def test_a_missing_input_gives_no_offload_request(policy: str, change: dict[str, Any], what: str) -> None:
-    of = node(1000)
-    sample = replace(of.snapshot.cgroups["/web"], **change)
-    snapshot = replace(of.snapshot, cgroups={**of.snapshot.cgroups, "/web": sample})
-    result = run(replace(of, snapshot=snapshot), config(policy))
+    inputs = node(1000)
+    sample = replace(inputs.snapshot.cgroups["/web"], **change)
+    snapshot = replace(inputs.snapshot, cgroups={**inputs.snapshot.cgroups, "/web": sample})
+    result = run(replace(inputs, snapshot=snapshot), config(policy))
     assert requested_bytes(result) == {}
     assert [reason.rule for reason in result.reasons] == ["memory_offload_unknown"]
     assert what in result.reasons[0].text

@@ -22,7 +22,7 @@ NO_RISK, TUNE, DROP, UNKNOWN = (
 
 
 @pytest.mark.parametrize(
-    ("of", "state", "target", "threshold"),
+    ("inputs", "state", "target", "threshold"),
     [
         # one NUMA node: 4 GiB must be free, and 8 are well
         (situation(free=8), NO_RISK, 0, 4),
@@ -43,8 +43,8 @@ NO_RISK, TUNE, DROP, UNKNOWN = (
         (situation(total=16, free=0.5, scale=10), DROP, 1.5, 1),
     ],
 )
-def test_the_node(of: MemoryInputs, state: MemoryPressure, target: float, threshold: float) -> None:
-    result = node_condition(of, CONFIG)
+def test_the_node(inputs: MemoryInputs, state: MemoryPressure, target: float, threshold: float) -> None:
+    result = node_condition(inputs, CONFIG)
     assert result.state is state
     assert result.target_bytes == round(target * GIB)
     assert result.reason.threshold == threshold * GIB
@@ -57,22 +57,22 @@ def test_each_numa_node_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "what"),
+    ("inputs", "what"),
     [
         (without(situation(free=0), "MemFree"), "MemFree"),
         (situation(free=0, scale=None), "vm.watermark_scale_factor"),
     ],
 )
-def test_missing_inputs_are_no_pressure(of: MemoryInputs, what: str) -> None:
-    for result in (node_condition(of, CONFIG), numa_conditions(of, CONFIG)[0]):
+def test_missing_inputs_are_no_pressure(inputs: MemoryInputs, what: str) -> None:
+    for result in (node_condition(inputs, CONFIG), numa_conditions(inputs, CONFIG)[0]):
         assert (result.state, result.target_bytes) == (UNKNOWN, 0)
         assert what in result.reason.text
 
 
 def test_an_old_reading_of_a_numa_node_is_no_pressure() -> None:
-    of = situation(free=0)
-    node = replace(of.snapshot.node, files_read_at_ns=969 * 10**9)
-    old = replace(of, snapshot=replace(of.snapshot, node=node))
+    inputs = situation(free=0)
+    node = replace(inputs.snapshot.node, files_read_at_ns=969 * 10**9)
+    old = replace(inputs, snapshot=replace(inputs.snapshot, node=node))
     assert numa_conditions(old, CONFIG)[0].state is UNKNOWN
     assert node_condition(old, CONFIG).state is DROP  # /proc/meminfo is read every time
 
