@@ -65,8 +65,8 @@ def sum_if_all_known(values: Iterable[float | None]) -> float | None:
 
 def sum_if_any(values: Iterable[float | None]) -> float | None:
     """Return the sum of the values that are not None; None without such a value."""
-    known = [value for value in values if value is not None]
-    return float(sum(known)) if known else None
+    measured = [value for value in values if value is not None]
+    return float(sum(measured)) if measured else None
 
 
 def reclaimed_cgroups(snapshot: Snapshot) -> list[str]:

@@ -429,8 +429,8 @@ def _koordinator_headroom(inputs: HeadroomInputs) -> Headroom:
     reserve = float(len(inputs.state.pools.get("reserve", ())))
     spare = prod_spare_cores(snapshot, inputs.change, inputs.state.containers, config)
     cpu = koordinator_cpu_budget(snapshot, inputs.change, reserve, spare)
-    space = koordinator_memory_budget(snapshot, prod_spare_bytes(snapshot))
-    headroom = koordinator_headroom(policy, cpu, space, snapshot.topology, config.headroom.koordinator)
+    memory = koordinator_memory_budget(snapshot, prod_spare_bytes(snapshot))
+    headroom = koordinator_headroom(policy, cpu, memory, snapshot.topology, config.headroom.koordinator)
     if headroom.memory_bytes is None:
         return headroom
     sizes = {numa: float(snapshot.node.numa[numa].meminfo.get("MemTotal", 0)) for numa in sorted(snapshot.node.numa)}

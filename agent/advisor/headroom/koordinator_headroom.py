@@ -161,20 +161,20 @@ def koordinator_headroom(
 ) -> Headroom:
     """Return the headroom by `koordinator-batch` or `koordinator-mid`; CPU is split over NUMA nodes by their CPUs."""
     cores = _cpu_amount(policy, cpu, config)
-    space = None if memory is None else _memory_amount(policy, memory, config)
+    memory_amount = None if memory is None else _memory_amount(policy, memory, config)
     sizes = {numa: sum(1 for c in topology.cpus if c.numa == numa) for numa in topology.numa_nodes}
     total = len(topology.cpus)
     inputs: ReasonInputs = {f"cpu_{name}": value for name, value in cores.reason.inputs.items()}
     text = f"CPU: {cores.reason.text}"
-    if space is not None:
-        inputs |= {f"memory_{name}": value for name, value in space.reason.inputs.items()}
-        text += f" Memory: {space.reason.text}"
+    if memory_amount is not None:
+        inputs |= {f"memory_{name}": value for name, value in memory_amount.reason.inputs.items()}
+        text += f" Memory: {memory_amount.reason.text}"
     reason = Reason(rule=cores.reason.rule, text=text, threshold=cores.reason.threshold, inputs=inputs)
     amount = cores.value
     return Headroom(
         cores=amount,
         cores_by_numa={} if amount is None else {numa: amount * size / total for numa, size in sizes.items()},
-        memory_bytes=None if space is None else space.value,
+        memory_bytes=None if memory_amount is None else memory_amount.value,
         reason=reason,
     )
 
@@ -263,11 +263,11 @@ def koordinator_memory_budget(
         for pod in snapshot.pods
     ]
     demands = [
-        _build_demand(pod, sum_if_any(c.memory_request_bytes for c in pod.containers), space) for pod, space in used
+        _build_demand(pod, sum_if_any(c.memory_request_bytes for c in pod.containers), size) for pod, size in used
     ]
     return KoordinatorBudget(
         capacity=float(total),
-        system_used=None if busy is None else max(busy - sum(space or 0.0 for _, space in used), 0.0),
+        system_used=None if busy is None else max(busy - sum(size or 0.0 for _, size in used), 0.0),
         demands=demands,
         show=format_bytes,
         prod_reclaimable=prod_reclaimable_bytes,

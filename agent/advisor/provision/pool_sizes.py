@@ -219,12 +219,12 @@ def assemble_pools(requests: Sequence[RegionRequest], node: NumaCapacity, mode: 
 
 def _own_overlap(group: NumaGroup, overlap: Mapping[str, int]) -> dict[str, int]:
     """The overlap without pools that are not bound to this NUMA node: theirs is reported for the whole node."""
-    foreign = (
+    unbound_pools = (
         {request.region.pool for request in group.requests if not request.region.bound}
         if group.numa != NOT_NUMA_BOUND
         else set()
     )
-    return {pool: cpus for pool, cpus in sorted(overlap.items()) if pool not in foreign}
+    return {pool: cpus for pool, cpus in sorted(overlap.items()) if pool not in unbound_pools}
 
 
 def _unbound_sizes(
@@ -349,25 +349,27 @@ def _size_overlapping(group: NumaGroup, regulation: PoolRegulation, mode: Sharin
     online = {
         request.region.pool: request for request in group.requests if request.region.kind is not RegionKind.ISOLATION
     }
-    lendable = {pool: sizes[pool] for pool, request in online.items() if request.region.reclaimable}
+    reclaimable_sizes = {pool: sizes[pool] for pool, request in online.items() if request.region.reclaimable}
     share = {pool: sizes[pool] for pool, request in online.items() if request.region.kind is RegionKind.SHARE}
-    required = sum(online[pool].requirement if pool in lendable else sizes[pool] for pool in share)
+    required = sum(online[pool].requirement if pool in reclaimable_sizes else sizes[pool] for pool in share)
     rest = {pool: size for pool, size in sizes.items() if pool not in share}
     free = group.available - sum(rest.values()) - required
-    gaps = sum(max(sizes[pool] - online[pool].requirement, 0) for pool in lendable if pool not in share)
+    gaps = sum(max(sizes[pool] - online[pool].requirement, 0) for pool in reclaimable_sizes if pool not in share)
     if not mode.enable_reclaim:
         overlap = _overlap_reserve(
-            group.reserved, free, lendable, share, _pools_for_reserve(online, sizes, group.reserved)
+            group.reserved, free, reclaimable_sizes, share, _pools_for_reserve(online, sizes, group.reserved)
         )
         reclaim = _ReclaimPool(group.reserved, overlap)
     elif free + gaps >= group.reserved:
         # A pool that requires all of its CPUs still shares one, so that reclaimed pods on it always have a CPU.
-        reclaim = _ReclaimPool(free + gaps, {pool: max(sizes[pool] - online[pool].requirement, 1) for pool in lendable})
+        reclaim = _ReclaimPool(
+            free + gaps, {pool: max(sizes[pool] - online[pool].requirement, 1) for pool in reclaimable_sizes}
+        )
     else:
         pools = _pools_for_reserve(online, sizes, group.reserved)
         reclaim = _ReclaimPool(group.reserved, regulate_overlap(pools, min(group.reserved, sum(pools.values()))))
     if mode.quota and group.numa != NOT_NUMA_BOUND and online:
-        overlap = {pool: max(cpus, lendable.get(pool, 0)) for pool, cpus in reclaim.overlap.items()}
+        overlap = {pool: max(cpus, reclaimable_sizes.get(pool, 0)) for pool, cpus in reclaim.overlap.items()}
         reclaim = _ReclaimPool(reclaim.cpus, overlap, _group_quota(group, online.values(), reclaim.cpus))
     return reclaim
 
@@ -379,11 +381,11 @@ def _pools_for_reserve(online: Iterable[str], sizes: Mapping[str, int], reserved
 
 
 def _overlap_reserve(
-    reserved: int, free: int, lendable: dict[str, int], share: dict[str, int], all_pools: dict[str, int]
+    reserved: int, free: int, reclaimable_sizes: dict[str, int], share: dict[str, int], all_pools: dict[str, int]
 ) -> dict[str, int]:
     """With reclaim disabled: the pools that the reserve of reclaimed pods overlaps."""
     if reserved > free:
-        pools = lendable if reserved <= sum(lendable.values()) else all_pools
+        pools = reclaimable_sizes if reserved <= sum(reclaimable_sizes.values()) else all_pools
         return regulate_overlap(pools, min(reserved, sum(pools.values())))
     if share and reserved <= sum(share.values()):
         return regulate_overlap(share, reserved)
