@@ -357,21 +357,11 @@ def _clear_nodes(answer: _ReportedAmount, nodes: Collection[int] | None) -> _Rep
 
 def _limit_to_capacity(reported: Headroom, capacity: NodeCapacity) -> Headroom:
     """The reported headroom within the node's current capacity, which may have shrunk between two periods."""
-    cores, cores_by_numa = _limit_amounts(
-        reported.cores,
-        reported.cores_by_numa,
-        sum(capacity.cores_by_numa.values()),
-        capacity.cores_by_numa,
-    )
-    if capacity.memory_bytes is None:
-        memory, memory_by_numa = reported.memory_bytes, reported.memory_by_numa
-    else:
-        memory, memory_by_numa = _limit_amounts(
-            reported.memory_bytes,
-            reported.memory_by_numa,
-            capacity.memory_bytes,
-            capacity.memory_by_numa,
-        )
+    cpus = capacity.cores_by_numa
+    cores, cores_by_numa = _limit_amounts(reported.cores, reported.cores_by_numa, sum(cpus.values()), cpus)
+    memory, memory_by_numa = reported.memory_bytes, reported.memory_by_numa
+    if capacity.memory_bytes is not None:
+        memory, memory_by_numa = _limit_amounts(memory, memory_by_numa, capacity.memory_bytes, capacity.memory_by_numa)
     notes = [
         f" Limited to {show(amount)}, the capacity of the NUMA nodes."
         for amount, before, unit, show in (

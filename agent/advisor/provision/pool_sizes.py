@@ -143,6 +143,10 @@ class RegionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum CPU use of reclaimed pods, if a policy sets one."""
 
     @property
+    def pool(self) -> str:
+        return self.region.pool
+
+    @property
     def need(self) -> int:
         return self.requirement if self.region.reclaimable else self.requested
 
@@ -196,11 +200,11 @@ def assemble_pools(requests: Sequence[RegionRequest], node: NumaCapacity, mode: 
         else:
             regulation, reclaim = _size_shared(group, mode)
         for request in group.requests:
-            name, size = request.region.name, regulation.sizes[request.region.pool]
+            name, size = request.region.name, regulation.sizes[request.pool]
             granted[name] = granted.get(name, 0) + size
-            reclaimable_cpus[name] = reclaimable_cpus.get(name, 0) + reclaim.overlap.get(request.region.pool, 0)
+            reclaimable_cpus[name] = reclaimable_cpus.get(name, 0) + reclaim.overlap.get(request.pool, 0)
             if request.region.bound or group.numa == NOT_NUMA_BOUND:
-                sizes.append(PoolSize(pool=request.region.pool, numa=group.numa, cpus=size))
+                sizes.append(PoolSize(pool=request.pool, numa=group.numa, cpus=size))
             if regulation.throttled:
                 throttled.add(name)
         sizes.append(
@@ -220,7 +224,7 @@ def assemble_pools(requests: Sequence[RegionRequest], node: NumaCapacity, mode: 
 def _own_overlap(group: NumaGroup, overlap: Mapping[str, int]) -> dict[str, int]:
     """The overlap without pools that are not bound to this NUMA node: theirs is reported for the whole node."""
     unbound_pools = (
-        {request.region.pool for request in group.requests if not request.region.bound}
+        {request.pool for request in group.requests if not request.region.bound}
         if group.numa != NOT_NUMA_BOUND
         else set()
     )
@@ -319,10 +323,10 @@ def _regulate_pools(requests: Sequence[RegionRequest], room: int, mode: SharingM
     has_room = requested + sum(request.upper for request in isolated) <= room - sum(
         request.requested for request in dedicated
     )
-    fixed = {request.region.pool: request.upper if has_room else request.lower for request in isolated}
-    fixed.update({request.region.pool: request.requested for request in dedicated})
+    fixed = {request.pool: request.upper if has_room else request.lower for request in isolated}
+    fixed.update({request.pool: request.requested for request in dedicated})
     expand = mode.overlap or not mode.enable_reclaim
-    flexible = {request.region.pool: request.requested if expand else request.need for request in share}
+    flexible = {request.pool: request.requested if expand else request.need for request in share}
     return regulate_pool_sizes(flexible, fixed, room, expand=expand)
 
 
@@ -335,7 +339,7 @@ def _size_shared(group: NumaGroup, mode: SharingMode) -> tuple[PoolRegulation, _
     if not mode.enable_reclaim:
         return regulation, _ReclaimPool(min(group.reserved, left), {})
     gaps = {
-        request.region.pool: regulation.sizes[request.region.pool] - request.requirement
+        request.pool: regulation.sizes[request.pool] - request.requirement
         for request in _of_kind(group.requests, RegionKind.DEDICATED)
         if request.region.reclaimable
     }
@@ -346,9 +350,7 @@ def _size_shared(group: NumaGroup, mode: SharingMode) -> tuple[PoolRegulation, _
 def _size_overlapping(group: NumaGroup, regulation: PoolRegulation, mode: SharingMode) -> _ReclaimPool:
     """Reclaimed pods run on CPUs of online pools: as many of each pool as it does not require."""
     sizes = regulation.sizes
-    online = {
-        request.region.pool: request for request in group.requests if request.region.kind is not RegionKind.ISOLATION
-    }
+    online = {request.pool: request for request in group.requests if request.region.kind is not RegionKind.ISOLATION}
     reclaimable_sizes = {pool: sizes[pool] for pool, request in online.items() if request.region.reclaimable}
     share = {pool: sizes[pool] for pool, request in online.items() if request.region.kind is RegionKind.SHARE}
     required = sum(online[pool].requirement if pool in reclaimable_sizes else sizes[pool] for pool in share)
@@ -410,10 +412,9 @@ def _size_exclusive(
     room = max(group.available - group.reserved - len(exclusive), len(others))
     other_pools = _regulate_pools(others, room, SharingMode()) if others else PoolRegulation({}, 0)
     each = max((group.available - other_pools.occupied) // len(exclusive), 1)
-    own = {request.region.pool: each for request in exclusive}
+    own = {request.pool: each for request in exclusive}
     required = {
-        request.region.pool: min(request.requirement, each) if request.region.reclaimable else each
-        for request in exclusive
+        request.pool: min(request.requirement, each) if request.region.reclaimable else each for request in exclusive
     }
     regulation = PoolRegulation({**other_pools.sizes, **own}, group.available, throttled=other_pools.throttled)
     reserved = min(max(ceil(group.reserved / len(exclusive)), 1), each)
@@ -421,9 +422,7 @@ def _size_exclusive(
         return regulation, _ReclaimPool(0, {pool: max(each - required[pool], reserved) for pool in own})
     # The quota of a policy takes precedence over the CPUs that the requirement leaves.
     quotas = {
-        request.region.pool: request.quota
-        for request in exclusive
-        if request.quota is not None and request.region.reclaimable
+        request.pool: request.quota for request in exclusive if request.quota is not None and request.region.reclaimable
     }
     left = sum(each if pool in quotas else each - required[pool] for pool in own)
     return regulation, _ReclaimPool(0, own, max(float(group.reserved), min((float(left), *quotas.values()))))

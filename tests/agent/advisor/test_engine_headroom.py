@@ -81,9 +81,7 @@ def util(**fields: Any) -> dict[str, Any]:
         (0.3, 3.0, 10.0, util(), 13),  # 10 CPUs, target .6: 10 + 10 x .3
         (0.8, 1.0, 10.0, util(), 5),  # supply 3, 1.5 times that, rounded up
         (0.3, 3.0, 10.0, {}, 10),  # what is idle and what is used
-        (0.0, 0.0, 10.0, util(max_oversold_rate=1.2), 12),
         (0.9, 9.0, 15.0, util(maximum=0.8), 14),  # above the maximum: 15 - 10 x .1
-        (0.7, 7.0, 12.0, util(maximum=0.8), 12),  # between both: as it was
     ],
 )
 def test_the_reclaim_pool_by_its_utilisation(
@@ -127,10 +125,8 @@ def test_headroom_of_an_exclusive_numa_node() -> None:
     ("policy", "cores", "rule"),
     [
         ("none", 0.0, "region_none"),
-        ("canonical", 18.75, "region_canonical"),
         # no profile reports a problem, so a score of 100 makes all of it reclaimable
         ("numa-dedicated", 18.75, "region_numa_dedicated"),
-        ("numa-exclusive", 18.75, "region_numa_dedicated"),
     ],
 )
 def test_regions_use_their_headroom_policy(policy: Any, cores: float, rule: str) -> None:
@@ -350,7 +346,7 @@ def test_a_stale_pod_list_gives_no_new_headroom_and_no_growth(policy: Any) -> No
     before = reported_of(result)
     assert before.cores is not None
     assert before.cores > 48
-    # The pod has gone meanwhile, for all that anybody knows, and a larger one may have come.
+    # By the stale list the pod may have ended meanwhile, and a larger one may have started.
     later = build_snapshot(330, pods, TWO, {"web": 0.1})
     result, _ = evaluate_policy(unlisted(later, pods), config, sighted, later.taken_at_ns)
     assert (reported_of(result).cores, reported_of(result).stale[:1]) == (before.cores, ("cpu",))

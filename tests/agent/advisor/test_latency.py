@@ -249,9 +249,7 @@ def test_a_cycle_without_finished_waits_stops_growth_while_threads_wait() -> Non
     )
     assert [reason.inputs[name] for name in ("cgroup", "waits", "wait_ms", "runnable")] == ["/web", 0, None, 8]
     reclaimable, reason = replayed(before, now, reclaimable=2.0)[-1]
-    assert (reclaimable, reason.rule) == (2.0, "wait_under_way"), (
-        "the whole node is not said to be lent for short waits"
-    )
+    assert (reclaimable, reason.rule) == (2.0, "wait_under_way"), "the reason does not claim short waits"
 
 
 def test_lasting_starvation_stops_growth() -> None:

@@ -42,7 +42,7 @@ def load(cpu: tuple[float | None, float | None], memory: tuple[float | None, flo
         ([load((2, 0.5), (4, 1))] * 2, {}, 1.0, 1.0),
         ([load((2, 0.5), (4, 1))] * 2, {CPU_RATIO_KEY: "much", MEMORY_RATIO_KEY: "0.3"}, 1.0, 1.0),
         ([load((2, 0.5), (4, 1))] * 2, {CPU_RATIO_KEY: "nan", MEMORY_RATIO_KEY: "inf"}, 1.0, 1.0),
-        # not measured: all that it requests; neither: nothing can be said
+        # not measured: all that it requests; neither measured nor requested: no ratio
         ([load((2, None), (4, None))] * 2, TEN, 1.0, 1.0),
         ([load((2, 0.5), (4, 1)), load((None, None), (None, None))], TEN, 1.0, 1.0),
         # of a node without pods

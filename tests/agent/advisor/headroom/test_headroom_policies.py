@@ -36,7 +36,7 @@ def situation(
     cpus: Mapping[int, range], busy: float, used: float | None, *, node: Topology = NODE, **fields: Any
 ) -> ReclaimPoolInputs:
     return ReclaimPoolInputs(
-        **{  # what a case says of a field counts more
+        **{  # the fields of a case take precedence
             "topology": node,
             "cpus": {numa: tuple(part) for numa, part in cpus.items()},
             "busy": dict.fromkeys(node.ids, busy),
@@ -100,7 +100,7 @@ def test_katalysts_cases_and_every_branch(case: ReclaimPoolInputs, config: Headr
     [
         (situation(TEN, 0.3, None), "the CPU use of reclaimed pods"),
         (situation({}, 0.3, 3), "no reclaim pool"),
-        # known of the nodes without bound pods, unknown of the bound one: nothing is said of either
+        # known of the nodes without bound pods, unknown of the bound one: neither gets a headroom
         (situation({0: range(4), 1: range(48, 52)}, 0.3, 3, bound=(1,)), "NUMA node 1: the CPU use of reclaimed pods"),
     ],
 )
@@ -142,16 +142,6 @@ def test_the_reason_contains_the_numbers() -> None:
     refused = ReclaimableNodes(numa_nodes=(1,), refused={0: "reclaim is disabled for a/b at level NUMA"})
     reason = assemble_headroom(situation(TEN, 0.3, 3, reclaimable_nodes=refused), util()).reason
     assert "NUMA node 0 is not reclaimable: reclaim is disabled for a/b at level NUMA." in reason.text
-
-
-def test_headroom_of_the_tutorial_node_is_its_whole_reclaim_pool() -> None:
-    """48 idle cores: the headroom of the pool of 44 CPUs is 44 cores, then 42 and 40 as the share pool grows."""
-    node = topology(48)
-    for size in (44, 42, 40):
-        case = situation(
-            {0: range(48 - size, 48)}, 0.0, 0, node=node, reclaimable_nodes=ReclaimableNodes(numa_nodes=(0,))
-        )
-        assert assemble_headroom(case, HeadroomConfig()).cores == size
 
 
 cases = st.fixed_dictionaries(
@@ -211,13 +201,7 @@ NEED = RegionNeed(name="share", upper_cores=90, estimate_cores=0)
 @pytest.mark.parametrize("policy", ["canonical", "numa-dedicated", "numa-exclusive"])
 @pytest.mark.parametrize(("allocate", "reclaim", "expected"), [(0, 0, 90), (10, 0, 80), (0, 10, 100)])
 def test_katalysts_vectors(policy: str, allocate: float, reclaim: float, expected: float) -> None:
-    need = RegionNeed(
-        name="r",
-        upper_cores=90,
-        estimate_cores=0,
-        reserved_for_allocate_cores=allocate,
-        reserved_for_reclaim_cores=reclaim,
-    )
+    need = replace(NEED, reserved_for_allocate_cores=allocate, reserved_for_reclaim_cores=reclaim)
     assert region_headroom(need, policy)[0] == expected
 
 
@@ -237,8 +221,7 @@ def test_katalysts_vectors(policy: str, allocate: float, reclaim: float, expecte
 def test_every_branch(
     policy: str, estimate: float | None, reclaimable: bool, expected: float | None, rule: str
 ) -> None:
-    need = RegionNeed(name="r", upper_cores=90, estimate_cores=estimate, reclaimable=reclaimable)
-    cores, reason = region_headroom(need, policy)
+    cores, reason = region_headroom(replace(NEED, estimate_cores=estimate, reclaimable=reclaimable), policy)
     assert cores == (None if expected is None else pytest.approx(expected))
     assert reason.rule == rule
 

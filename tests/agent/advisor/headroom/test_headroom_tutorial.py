@@ -61,6 +61,6 @@ def test_utilisation_headroom_grows_in_steps_to_its_rate_and_shrinks_again() -> 
     assert story[3] == 40  # nothing was reported yet, so the supply is
     assert story[29] == 48  # 40 x 1.2, although .1 of it is used
     assert story[59] == pytest.approx(40, abs=0.3)  # .9 is used, above .8: back to what there is, but for a min step
-    told_cores = [cores for cores in story if cores is not None]
-    steps = [abs(after - before) for before, after in pairwise(told_cores)]
+    reported_cores = [cores for cores in story if cores is not None]
+    steps = [abs(after - before) for before, after in pairwise(reported_cores)]
     assert max(steps) <= 4

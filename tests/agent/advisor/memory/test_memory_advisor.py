@@ -63,8 +63,7 @@ def loaded(at_s: float = 1000, **fields: Any) -> MemoryInputs:
         for path, number in (("/web", 11), (f"{ROOT}/batch", 12))
     ]  # fmt: skip
     top = root(memory_bytes=8 * GIB, on_numa={0: (4, 4), 1: (0, 0)}, read_at_ns=round(at_s * S))
-    given_ = {"free": (1, 100), **fields}
-    return situation(pods, [*groups, top], numa=2, at_s=at_s, **given_)
+    return situation(pods, [*groups, top], numa=2, at_s=at_s, **{"free": (1, 100), **fields})
 
 
 def test_everything_at_once() -> None:

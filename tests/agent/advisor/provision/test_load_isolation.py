@@ -91,8 +91,8 @@ def test_without_a_measurement_every_pod_stays_as_it_is() -> None:
     ],
 )
 def test_bounds_of_isolated_pods(config: IsolationConfig, expected: tuple[str, ...]) -> None:
-    everybody = {"a": 99.0, "b": 99.0, "c": 99.0}
-    assert story([(k, everybody) for k in range(4)], config)[-1] == expected
+    overloaded = {"a": 99.0, "b": 99.0, "c": 99.0}
+    assert story([(k, overloaded) for k in range(4)], config)[-1] == expected
 
 
 def test_an_isolated_pod_is_not_displaced_by_another() -> None:
