@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
-from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, this_machine, write_results
+from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, markdown_table, memory_kib_of, this_machine, write_results
 from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.control_plane import API_SERVER
@@ -173,15 +173,13 @@ def markdown(run: ClusterRun) -> str:
         f"{', '.join(f'{each.seconds:.0f}' for each in run.phases)} s. Shims are one",
         "process for each pod.",
         "",
-        f"| {' | '.join(heads)} |",
-        "|---|" + "---:|" * (len(heads) - 1),
     ]
+    rows = []
     for program, cost in first.items():
         cpus = [f"{each.costs[program].cpu_ms:.1f}" if program in each.costs else "" for each in run.phases]
         ratios = [cost.cpu_ms / kubelet.cpu_ms, cost.rss_mib / kubelet.rss_mib]
-        cells = [program, *cpus, f"{ratios[0]:.2f}", f"{cost.rss_mib:.0f}", f"{ratios[1]:.2f}"]
-        text.append(f"| {' | '.join(cells)} |")
-    text.append("")
+        rows.append([program, *cpus, f"{ratios[0]:.2f}", f"{cost.rss_mib:.0f}", f"{ratios[1]:.2f}"])
+    text += [*markdown_table(heads, rows), ""]
     text += [
         f"- {phase.name}: {phase.rounds} rounds; {phase.pods} of {run.pods} pods run as before." for phase in run.phases
     ]

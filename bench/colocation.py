@@ -17,6 +17,7 @@ from api.interfaces import RunqLatencySource, Unavailable
 from api.measurements import RunqLatency
 from bench import colocation_report
 from bench.colocation_cell import AGENT_WARMUP_S, WARMUP_S, CellResult, CellSetup, measure_cell, warmup_s
+from bench.colocation_figures import save_figures
 from bench.colocation_modes import (
     COMPARED_MODES,
     CURVE_MODES,
@@ -27,7 +28,7 @@ from bench.colocation_modes import (
     ONLINE,
 )
 from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
-from bench.colocation_report import ColocationResults, Reaction, markdown, p99_svg
+from bench.colocation_report import ColocationResults, Reaction, markdown
 from bench.machine import end_cleanly_on_sigterm, node_times, this_machine, write_results
 from bench.reaction import KINDS, PERIOD_S, measure_reaction
 from demo.online import pieces_for
@@ -287,8 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write(results: ColocationResults, directory: Path) -> None:
     write_results(directory, "colocation", markdown(results), results)
-    (directory / "colocation.svg").write_text(p99_svg(results))
-    (directory / "colocation.tradeoff.svg").write_text(colocation_report.tradeoff_svg(results))
+    save_figures(results, directory)
     print(
         "\n".join(
             (

@@ -1,4 +1,4 @@
-"""Medians, goals, the trade-off curve, tables and charts of a colocation run. Pure."""
+"""Medians, goals, the trade-off curve and tables of a colocation run. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from bench.colocation_cell import CellResult
 from bench.colocation_modes import CURVE_SCENARIO
 from bench.colocation_modes import MODES_BY_NAME as MODES
 from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
-from bench.machine import BenchMachine
-from bench.plot import ChartGoal, ChartMark, ChartPoint, line_chart, scatter_chart
+from bench.machine import BenchMachine, markdown_table
 
 CellMetric = Callable[[CellResult], float]
 
@@ -151,30 +150,16 @@ def tradeoff_markdown(results: ColocationResults) -> list[str]:
         "",
         "![p99 against batch work done](colocation.tradeoff.svg)",
         "",
-        "| mode | target ms | batch / floor | p99 / alone (all rounds) | within 1.10x alone |",
-        "|---|---|---|---|---|",
     ]
-    for point in points:
-        target = "" if point.target_ms is None else f"{point.target_ms:g}"
-        out.append(
-            f"| {point.mode} | {target} | {point.batch:.2f} | {point.p99:.2f} ({point.low:.2f} to {point.high:.2f}) "
-            f"| {'yes' if point.p99 <= MAX_P99_OF_ALONE else 'no'} |"
+    heads = ("mode", "target ms", "batch / floor", "p99 / alone (all rounds)", "within 1.10x alone")
+    rows = [
+        (
+            point.mode, "" if point.target_ms is None else f"{point.target_ms:g}", f"{point.batch:.2f}",
+            f"{point.p99:.2f} ({point.low:.2f} to {point.high:.2f})", "yes" if point.p99 <= MAX_P99_OF_ALONE else "no",
         )
-    return [*out, ""]
-
-
-def tradeoff_svg(results: ColocationResults) -> str:
-    """Draw the trade-off: right is more batch work, down is less interference."""
-    points = tradeoff_curve(results)
-    marks = [ChartMark(p.batch, p.p99, p.low, p.high, p.mode, joined=p.target_ms is not None) for p in points]
-    floor = [p.p99 for p in points if p.mode == "floor"]
-    goals = [ChartGoal(f"goal with a stricter target: {MAX_P99_OF_ALONE:g}x alone", y=MAX_P99_OF_ALONE)]
-    goals += [
-        ChartGoal(f"goal of ours: {MAX_P99_OF_FLOOR:g}x the floor", y=MAX_P99_OF_FLOOR * times) for times in floor
-    ]
-    goals += [ChartGoal(f"{MIN_UNITS_OF_FLOOR:g} of the floor's batch work", x=MIN_UNITS_OF_FLOOR)]
-    title = f"Batch work against the latency of the online service ({CURVE_SCENARIO})"
-    return scatter_chart(title, "batch work done, part of the floor's", "p99, multiple of alone", marks, goals)
+        for point in points
+    ]  # fmt: skip
+    return [*out, *markdown_table(heads, rows), ""]
 
 
 def evaluate_colocation_goals(results: ColocationResults) -> list[ColocationGoal]:
@@ -251,17 +236,6 @@ SCENARIO_COLUMNS = (
 )  # fmt: skip
 
 
-def p99_svg(results: ColocationResults) -> str:
-    """Draw the p99 of every scenario, a line per mode."""
-    names = results.scenarios()
-    lines: dict[str, list[ChartPoint]] = {}
-    for mode in results.modes():
-        groups = [(x, group) for x, name in enumerate(names) if (group := results.group(mode, name))]
-        lines[mode] = [ChartPoint(x, group.median(cell_p99), *group.spread(cell_p99)) for x, group in groups]
-    title = "p99 latency of the online service with twice as many burners as CPUs"
-    return line_chart(title, "scenario", "p99, ms (median, bar: all rounds)", lines, dict(enumerate(names)))
-
-
 def markdown(results: ColocationResults) -> str:
     """Render the section of RESULTS.md."""
     out = ["## Colocation", "", results.machine.line(), "", results.settings, ""]
@@ -285,28 +259,24 @@ def markdown(results: ColocationResults) -> str:
 
 
 def _scenario_table(results: ColocationResults, scenario: str) -> list[str]:
-    out = [
-        f"### Scenario {scenario}",
-        "",
-        f"{SCENARIOS[scenario].what}.",
-        "",
-        f"| {' | '.join(SCENARIO_COLUMNS)} |",
-        "|---" * len(SCENARIO_COLUMNS) + "|",
-    ]
+    rows = []
     for mode in results.modes(scenario):
         if (group := results.group(mode, scenario)) is None:
             continue
         low, high = group.spread(cell_p99)
         lost = sum(cell.lost for cell in group.cells)
-        out.append(
-            f"| {mode} | {group.median(lambda c: c.p50_ms):.2f} | {group.median(cell_p99):.2f} ({low:.2f} to {high:.2f}) "
-            f"| {group.median(lambda c: c.p999_ms):.2f} | {_times(results.ratio(scenario, mode, 'alone', cell_p99))} "
-            f"| {_times(results.ratio(scenario, mode, 'floor', cell_p99))} | {group.median(cell_units):,.0f} "
-            f"| {_times(results.ratio(scenario, mode, 'floor', cell_units))} | {_reclaimed_cell(group)} "
-            f"| {group.median(lambda c: c.node_use):.1%} | {group.median(lambda c: c.online_us):.0f} "
-            f"| {group.median(lambda c: c.noise.stolen):.1%} | {lost} |"
-        )
-    return [*out, ""]
+        rows.append(
+            (
+                mode, f"{group.median(lambda c: c.p50_ms):.2f}", f"{group.median(cell_p99):.2f} ({low:.2f} to {high:.2f})",
+                f"{group.median(lambda c: c.p999_ms):.2f}", _times(results.ratio(scenario, mode, "alone", cell_p99)),
+                _times(results.ratio(scenario, mode, "floor", cell_p99)), f"{group.median(cell_units):,.0f}",
+                _times(results.ratio(scenario, mode, "floor", cell_units)), _reclaimed_cell(group),
+                f"{group.median(cell_node_use):.1%}", f"{group.median(lambda c: c.online_us):.0f}",
+                f"{group.median(lambda c: c.noise.stolen):.1%}", f"{lost}",
+            )
+        )  # fmt: skip
+    table = markdown_table(SCENARIO_COLUMNS, rows)
+    return [f"### Scenario {scenario}", "", f"{SCENARIOS[scenario].what}.", "", *table, ""]
 
 
 def _reclaimed_cell(group: CellGroup) -> str:
@@ -336,19 +306,19 @@ def _reaction_table(results: ColocationResults) -> list[str]:
         "the journal's time of that cycle, and the time of the change in a cgroup file. *Steps*: 1.2 s long, at even",
         "distances; *bursts*: of random lengths and distances.",
         "",
-        f"| {' | '.join(REACTION_COLUMNS)} |",
-        "|---" * len(REACTION_COLUMNS) + "|",
     ]
+    rows = []
     for reaction in results.reactions:
         kinds = ", ".join(f"{kind} {reaction.triggers.count(kind)}" for kind in sorted(set(reaction.triggers)))
         p50, late, highest = (format_reaction_ms(reaction_quantile(reaction, q)) for q in (0.5, 0.99, 1.0))
-        out.append(
-            f"| {reaction.mode} | {reaction.steps} {reaction.kind} | "
-            f"{len(reaction.taken_ms) + reaction.never} | {p50} | {late} | {highest} "
-            f"| {reaction.never} | {len(reaction.decided_ms)} | {_middle_and_max(reaction.decided_ms)} "
-            f"| {_middle_and_max(reaction.written_ms)} | {kinds} |"
-        )
-    return [*out, ""]
+        rows.append(
+            (
+                reaction.mode, f"{reaction.steps} {reaction.kind}", f"{len(reaction.taken_ms) + reaction.never}",
+                p50, late, highest, f"{reaction.never}", f"{len(reaction.decided_ms)}",
+                _middle_and_max(reaction.decided_ms), _middle_and_max(reaction.written_ms), kinds,
+            )
+        )  # fmt: skip
+    return [*out, *markdown_table(REACTION_COLUMNS, rows, text_columns=2), ""]
 
 
 def _middle_and_max(values: Sequence[float]) -> str:
@@ -363,9 +333,8 @@ def _runq_latency_table(results: ColocationResults) -> list[str]:
         "",
         "Milliseconds, medians of all rounds; every switch, log2 histogram.",
         "",
-        "| scenario | mode | mean | p50 | p99 | p99.9 |",
-        "|---|---|---|---|---|---|",
     ]
+    rows = []
     for scenario in results.scenarios():
         for mode in results.modes(scenario):
             group = results.group(mode, scenario)
@@ -373,8 +342,8 @@ def _runq_latency_table(results: ColocationResults) -> list[str]:
             if waits:
                 columns = zip(*map(msgspec.structs.astuple, waits), strict=True)
                 cells = [_middle([value for value in column if value is not None]) for column in columns]
-                out.append(f"| {scenario} | {mode} | {' | '.join(cells)} |")
-    return [*out, ""]
+                rows.append((scenario, mode, *cells))
+    return [*out, *markdown_table(("scenario", "mode", "mean", "p50", "p99", "p99.9"), rows, text_columns=2), ""]
 
 
 def _middle(values: Sequence[float]) -> str:
@@ -389,16 +358,18 @@ def _instrument_table(results: ColocationResults) -> list[str]:
         "CPU time of the service per request (its cost plus socket calls), CPU of the client, how late the client sent on",
         "average, and how much of the node others used; medians of all modes.",
         "",
-        "| scenario | service us per request (all cells) | client cores | client late us (largest) | others |",
-        "|---|---|---|---|---|",
     ]
+    heads = ("scenario", "service us per request (all cells)", "client cores", "client late us (largest)", "others")
+    rows = []
     for scenario in results.scenarios():
         cells = CellGroup(tuple(cell for cell in results.cells if cell.scenario == scenario))
         low, high = cells.spread(lambda c: c.online_us)
-        out.append(
-            f"| {scenario} | {cells.median(lambda c: c.online_us):.0f} ({low:.0f} to {high:.0f}) "
-            f"| {cells.median(lambda c: c.client_cores):.3f} "
-            f"| {cells.median(lambda c: c.lag_us):.0f} ({cells.spread(lambda c: c.lag_us)[1]:.0f}) "
-            f"| {cells.median(lambda c: c.noise.others):.1%} |"
-        )
-    return [*out, ""]
+        rows.append(
+            (
+                scenario, f"{cells.median(lambda c: c.online_us):.0f} ({low:.0f} to {high:.0f})",
+                f"{cells.median(lambda c: c.client_cores):.3f}",
+                f"{cells.median(lambda c: c.lag_us):.0f} ({cells.spread(lambda c: c.lag_us)[1]:.0f})",
+                f"{cells.median(lambda c: c.noise.others):.1%}",
+            )
+        )  # fmt: skip
+    return [*out, *markdown_table(heads, rows), ""]

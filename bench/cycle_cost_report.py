@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bench.machine import BenchMachine
+from bench.machine import BenchMachine, markdown_table
 
 SCALING_STAGES = "latency, growing"
 """Growth after a breach: the reclaimable CPU changes in every cycle, and with it the quota of every batch job."""
@@ -18,6 +18,9 @@ class LatencySpread(msgspec.Struct, frozen=True, kw_only=True):
 
     median: float
     p99: float
+
+    def cell(self) -> str:
+        return f"{self.median:.1f}, {self.p99:.1f}"
 
     @classmethod
     def of(cls, values_ms: Sequence[float]) -> LatencySpread:
@@ -74,24 +77,18 @@ def markdown(results: CycleCostResults) -> str:
         f"cycle changes; `{SCALING_STAGES}` is the time after a breach, when every batch job has a new quota in every cycle.",
         "The goal is for p99.",
         "",
-        "| node | policy | cycle | goal | CPU | written | " + " | ".join(stages) + " |",
-        "|---|---|---:|---|---:|---:|" + "---:|" * len(stages),
     ]
-    for row in results.rows:
-        parts = [f"{row.stages[name].median:.1f}, {row.stages[name].p99:.1f}" for name in stages]
-        out.append(
-            f"| {row.pods} pods, {row.cpus} CPUs, {row.numa} NUMA nodes | {row.policy} "
-            f"| {row.total.median:.1f}, {row.total.p99:.1f} | {row.reason} {row.goal_ms:g} "
-            f"| {row.cpu.median:.1f}, {row.cpu.p99:.1f} | {row.written.median:g}, {row.written.p99:g} "
-            f"| {' | '.join(parts)} |"
+    rows = [
+        (
+            f"{row.pods} pods, {row.cpus} CPUs, {row.numa} NUMA nodes", row.policy, row.total.cell(),
+            f"{row.reason} {row.goal_ms:g}", row.cpu.cell(), f"{row.written.median:g}, {row.written.p99:g}",
+            *(row.stages[name].cell() for name in stages),
         )
+        for row in results.rows
+    ]  # fmt: skip
+    out += markdown_table(("node", "policy", "cycle", "goal", "CPU", "written", *stages), rows, text_columns=2)
     if results.applied:
-        out += [
-            "",
-            "`apply` alone, with the kernel's own cgroups on this machine, without tasks:",
-            "",
-            "| what is decided | knobs | median ms | p99 ms |",
-            "|---|---:|---:|---:|",
-            *(f"| {a.what} | {a.knobs} | {a.spread.median:.1f} | {a.spread.p99:.1f} |" for a in results.applied),
-        ]
+        out += ["", "`apply` alone, with the kernel's own cgroups on this machine, without tasks:", ""]
+        costs = [(a.what, f"{a.knobs}", f"{a.spread.median:.1f}", f"{a.spread.p99:.1f}") for a in results.applied]
+        out += markdown_table(("what is decided", "knobs", "median ms", "p99 ms"), costs)
     return "\n".join(out) + "\n"

@@ -16,7 +16,7 @@ from agent.offline.simulation import workloads
 from agent.offline.simulation.simulator import run_simulation
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.interfaces import Unavailable
-from bench.machine import BenchMachine, end_cleanly_on_sigterm, this_machine, write_results
+from bench.machine import BenchMachine, end_cleanly_on_sigterm, markdown_table, this_machine, write_results
 
 RESULTS = Path(__file__).parent / "results"
 POLICIES = ("latency", "canonical")
@@ -90,19 +90,18 @@ def markdown(results: DayResults) -> str:
     took_s = sum(row.wall_s for row in results.rows)
     text = TEXT.format(hours=results.hours, interval_s=results.interval_s, took_s=took_s, horizon_s=HORIZON_S)
     out = ["## A day in minutes", "", results.machine.line(), "", text, ""]
-    out += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *map(_line, results.rows), ""]
-    return "\n".join(out)
+    return "\n".join([*out, *markdown_table(COLUMNS, map(_cells, results.rows), text_columns=5), ""])
 
 
-def _line(row: DayRow) -> str:
+def _cells(row: DayRow) -> tuple[str, ...]:
     node, score = row.node, row.score
-    missed = "" if score.missed_ratio is None else f"{score.missed_ratio:.1%}"
     return (
-        f"| {node.cpus} | {node.numa} | {node.services} | {', '.join(node.kinds)} | {row.policy} | {score.rounds:,} "
-        f"| {row.wall_s:.0f} | {row.faster:,.0f} | {score.reclaimable_cores:.1f} | {score.batch_cores:.1f} "
-        f"| {_number(score.wait_p99_ms)} | {score.harm_ms_per_s:.0f} | {score.short_ms_per_s:.0f} "
-        f"| {_number(score.headroom_cores)} | {missed} | {score.changes:,} |"
-    )
+        f"{node.cpus}", f"{node.numa}", f"{node.services}", ", ".join(node.kinds), row.policy, f"{score.rounds:,}",
+        f"{row.wall_s:.0f}", f"{row.faster:,.0f}", f"{score.reclaimable_cores:.1f}", f"{score.batch_cores:.1f}",
+        _number(score.wait_p99_ms), f"{score.harm_ms_per_s:.0f}", f"{score.short_ms_per_s:.0f}",
+        _number(score.headroom_cores), "" if score.missed_ratio is None else f"{score.missed_ratio:.1%}",
+        f"{score.changes:,}",
+    )  # fmt: skip
 
 
 def _number(value: float | None) -> str:

@@ -10,7 +10,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -124,6 +124,13 @@ def _is_loading(view_json: bytes | None) -> list[str]:
     if view_json is None:
         return ["the agent does not answer"]
     return [source.name for source in msgspec.json.decode(view_json, type=View).sources if source.detail == LOADING]
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> list[str]:
+    """Return the lines of a Markdown table; columns after the first `text_columns` are aligned right."""
+    alignment = ["---"] * text_columns + ["---:"] * (len(heads) - text_columns)
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return [lines[0], f"|{'|'.join(alignment)}|", *lines[1:]]
 
 
 def write_results(directory: Path, name: str, text: str, results: object = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from bench.exporter_processes import CADVISOR, DIOPTASE, KUBELET
-from bench.machine import BenchMachine
+from bench.machine import BenchMachine, markdown_table
 
 GOALS_AT = 200
 """Number of cgroups at which the goals are evaluated."""
@@ -160,15 +160,14 @@ def markdown(results: PeersResults) -> str:
     out = ["## Compared with cAdvisor and node_exporter", "", results.machine.line(), "", results.settings, ""]
     out += [f"- **{name}**: {what}" for name, what in results.contestants]
     out += [f"- Not measured: {why}" for why in results.absent]
-    out += ["", f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
-    out += [_line(row) for row in results.rows]
+    out += ["", *markdown_table(COLUMNS, map(_cells, results.rows), text_columns=2)]
     out += ["", "Goals:", "", *(f"- {line}" for line in peers_goal_lines(results.rows))]
     return "\n".join([*out, ""])
 
 
-def _line(row: ExporterRow) -> str:
+def _cells(row: ExporterRow) -> tuple[str, ...]:
     low, high = row.cpu_range_s
-    cells = (
+    return (
         layout(row.cgroups, in_pods=row.in_pods), row.exporter,
         f"{row.cpu_s:.2f}", f"{low:.2f} to {high:.2f}", f"{row.bpf_s:.2f}", f"{row.rss_mib:.1f}", f"{row.bpf_mib:.1f}",
         f"{row.scrape_ms:.1f}", f"{row.scrape_kib:,.0f}", f"{row.gzip_ms:.1f}", f"{row.gzip_kib:,.0f}", f"{row.series:,}",
@@ -176,4 +175,3 @@ def _line(row: ExporterRow) -> str:
         *(f"{n}" if row.cgroup_series else "" for n in (row.cgroup_series, row.cgroup_series - row.cgroup_buckets)),
         f"{row.cgroup_names}" if row.cgroup_series else "",
     )  # fmt: skip
-    return f"| {' | '.join(cells)} |"

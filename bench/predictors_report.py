@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bench.machine import BenchMachine
+from bench.machine import BenchMachine, markdown_table
 
 MAX_MISS_RATIO, MAX_MISS_BY_10_RATIO, MIN_RECLAIMED_RATIO = 0.07, 0.03, 0.34
 HALF_IDLE = 0.5
@@ -146,15 +146,8 @@ def markdown(results: PredictorsResults) -> str:
         "",
     ]
     out += [f"- **{name}**: {what}" for name, what in results.methods]
-    out += [
-        "",
-        "All sets alike:",
-        "",
-        "| predictor | misses | by > 5 % | by > 10 % | lent |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    out += [f"| {' | '.join(cells)} |" for cells in means(results.rows)]
-    out += ["", f"| {' | '.join(COLUMNS)} |", "|---|---:|---|" + "---:|" * (len(COLUMNS) - 4) + "---|"]
-    out += [f"| {' | '.join(row.cells())} |" for row in results.rows]
+    heads = ("predictor", "misses", "by > 5 %", "by > 10 %", "lent")
+    out += ["", "All sets alike:", "", *markdown_table(heads, means(results.rows)), ""]
+    out += markdown_table(COLUMNS, [row.cells() for row in results.rows], text_columns=3)
     out += ["", "Goals of dioptase:", "", *(f"- {line}" for line in goal_lines(results.rows))]
     return "\n".join([*out, ""])

@@ -186,12 +186,9 @@ def program_ids(pid: int) -> set[int]:
     return ids
 
 
-"""Start the tool; yields its pid, its program ids and the time until all were loaded."""
-
-
 @contextlib.contextmanager
 def running_tool(contestant: RunqlatTool) -> Iterator[tuple[int | None, set[int], float]]:
-    """The started tool: its pid, its programs and how long it took until they were all there."""
+    """Start the tool; yields its pid, the ids of its programs and the seconds until all were loaded."""
     if contestant.argv is None:
         yield None, set(), 0.0
         return
@@ -244,11 +241,8 @@ def measure_tool(contestant: RunqlatTool, load: SwitchLoad) -> ToolMeasurement:
     )
 
 
-"""Render the section of bench/RESULTS.md."""
-
-
 def markdown(all_of: list[RunqlatTool], rounds: int) -> str:
-    """The section for bench/RESULTS.md."""
+    """Render the section of bench/RESULTS.md."""
     machine = this_machine(detect_hierarchy(Path("/proc")).mode)
     nothing = next(c for c in all_of if c.name == NO_TOOL)
     empty = next(c for c in all_of if c.name == NO_PROGRAM)
@@ -263,11 +257,8 @@ def markdown(all_of: list[RunqlatTool], rounds: int) -> str:
     )
 
 
-"""Render one line of the table: medians, and the range of the first."""
-
-
 def tool_row(contestant: RunqlatTool, nothing: RunqlatTool, empty_ns: float) -> str:
-    """One line of the table: medians, and the range of the first."""
+    """Render one line of the table: medians, and the range of the first."""
     visits = contestant.visits
     cost, runs = [v.ns_per_switch for v in visits], median(v.runs_per_switch for v in visits)
     slower = median(1 - v.trips_per_s / n.trips_per_s for v, n in zip(visits, nothing.visits, strict=True))

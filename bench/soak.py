@@ -15,7 +15,14 @@ import msgspec
 
 from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.interfaces import Unavailable
-from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, memory_kib_of, wait_until_ready, write_results
+from bench.machine import (
+    cpu_ns_of,
+    end_cleanly_on_sigterm,
+    markdown_table,
+    memory_kib_of,
+    wait_until_ready,
+    write_results,
+)
 from cli.agent_process import AgentExited, AgentProcess, free_port
 from exporters.view.cycle_view import View
 
@@ -204,14 +211,13 @@ def markdown(run: SoakRun) -> str:
         f"task runs in each before it is removed, so that every probe has data on it. Phases of {run.seconds:g} s. Between",
         f"the halves of the churn the agent grew by {mib:.1f} MiB and {descriptors} descriptors.",
         "",
-        "| phase | CPU ms/s | RSS MiB | descriptors | cycles | errors of sources |",
-        "|---|---|---|---|---|---|",
     ]
-    out += [
-        f"| {look.phase} | {look.cpu_ms:.0f} | {look.rss_mib:.1f} | {look.descriptors} | {look.rounds} | {len(look.errors)} |"
-        for look in run.looks
+    heads = ("phase", "CPU ms/s", "RSS MiB", "descriptors", "cycles", "errors of sources")
+    rows = [
+        (x.phase, f"{x.cpu_ms:.0f}", f"{x.rss_mib:.1f}", f"{x.descriptors}", f"{x.rounds}", f"{len(x.errors)}")
+        for x in run.looks
     ]
-    return "\n".join([*out, ""])
+    return "\n".join([*out, *markdown_table(heads, rows), ""])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

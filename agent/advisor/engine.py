@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.advisor import latency
-from agent.advisor.advisor_state import AdvisorState
+from agent.advisor.advisor_state import NS_PER_S, AdvisorState
 from agent.advisor.cpu_estimate import estimate_online_cores, exponential_average, update_demand
 from agent.advisor.forecast.node_forecast import ForecastState, update_forecasts
 from agent.advisor.headroom.forecast_headroom import FORECAST_POLICY, apply_memory_forecast
@@ -29,7 +29,7 @@ from agent.advisor.interference import measure_interference, update_weights
 from agent.advisor.latency import PODS_UNKNOWN, LatencyInputs, LatencyResult
 from agent.advisor.memory.memory_advisor import advise_memory, build_memory_inputs, writable_cgroups
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs
-from agent.advisor.pod_usage import reclaimed_use_cores
+from agent.advisor.pod_usage import reclaimed_cgroups, reclaimed_use_cores
 from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, pool_reclaimable_cores
 from agent.advisor.provision.provisioner import build_provision_inputs, provision_cpus
 from agent.advisor.provision.region_indicators import update_request_windows
@@ -60,7 +60,6 @@ from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAd
 from api.cpu import Topology
 from api.decision import Advice
 from api.knobs import Reason
-from api.qos import QoSLevel
 from api.rates import Rates, compute_rates
 from api.runq_latency import NS_PER_MS, online_runq_latency
 from api.snapshot import Snapshot
@@ -68,7 +67,6 @@ from api.snapshot import Snapshot
 if TYPE_CHECKING:
     from agent.advisor.node_advice import NodeAdviceState
 
-NS_PER_S = 1_000_000_000
 RECLAIMED_USE_WINDOW_S = 1.0
 _NON_ONLINE_POOLS = ("reclaim", "reserve", "interrupt")
 INFERENCE_OFF = InferenceConfig()
@@ -157,15 +155,11 @@ def _build_latency_inputs(
         reclaimed_use_cores=used,
         requirement_cores=need,
         enable_reclaim=config.enable_reclaim,
-        blames=measure_interference(suspects, _reclaimed_cgroups(snapshot), snapshot, state.previous),
+        blames=measure_interference(suspects, reclaimed_cgroups(snapshot), snapshot, state.previous),
         starved=find_starved(waits, snapshot, change, state.previous),
         max_cores=max_reclaimable_cores(snapshot, reclaimable_nodes(snapshot, state, config), state, config),
         pods_fresh=snapshot.pods_fresh,
     )
-
-
-def _reclaimed_cgroups(snapshot: Snapshot) -> list[str]:
-    return [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
 
 
 def _update_weights(
@@ -176,7 +170,7 @@ def _update_weights(
     growth = config.latency.grow_ratio_per_s * inputs.elapsed_ns / NS_PER_S
     return update_weights(
         state.weights,
-        _reclaimed_cgroups(snapshot),
+        reclaimed_cgroups(snapshot),
         inputs.blames,
         shrink_ratio=1 - result.level_cores / before if result.action == "shrink" else 0.0,
         recovered_ratio=growth if result.action == "grow" else 0.0,

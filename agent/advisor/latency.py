@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from agent.advisor.advisor_state import AdvisorState
+from agent.advisor.advisor_state import NS_PER_S, AdvisorState
 from agent.advisor.interference import Interference
 from agent.advisor.runq_latency import (
     StarvedContainer,
@@ -28,7 +28,6 @@ from api.knobs import Reason, ReasonInputs
 from api.measurements import RunqLatency
 from api.runq_latency import NS_PER_MS
 
-NS_PER_S = 1_000_000_000
 _CAUTION_BAND, _CAUTION_FACTOR = (0.75, 1.1), 0.1
 """Around the CPU use of the last breach, as factors of it, the quota grows at a tenth of its rate."""
 _BASELINE_BREACH_FACTOR, _BASELINE_NEAR_FACTOR = 1.25, 1.1
@@ -214,7 +213,7 @@ def _select_rule(inputs: LatencyInputs, state: AdvisorState, config: LatencyConf
         c: max(target_ms * NS_PER_MS / 2, _BASELINE_NEAR_FACTOR * baselines.get(c, 0.0)) for c in inputs.waits
     }
     near = find_breaches(inputs.waits, near_limits, config)
-    if not all(_caused_by_others(inputs.blames.get(cgroup), config) for cgroup in near):
+    if not all(_caused_by_reclaimed(inputs.blames.get(cgroup), config) is False for cgroup in near):
         text = f"{latency} is above half the target of {target_ms:g} ms: the CPU quota of reclaimed pods does not grow."
         return _LatencyRule(reclaimable, "wait_near_target", text, target_ms, restarts_calm=True)
     if inputs.starved:
@@ -272,7 +271,9 @@ def _handle_breach(
 ) -> _LatencyRule:
     """Handle latency above its limit: it is attributed to reclaimed pods unless another aggressor was measured."""
     attributed = {
-        cgroup: wait for cgroup, wait in breaches.items() if not _caused_by_others(inputs.blames.get(cgroup), config)
+        cgroup: wait
+        for cgroup, wait in breaches.items()
+        if _caused_by_reclaimed(inputs.blames.get(cgroup), config) is not False
     }
     limits = latency_limits_ns(breaches, state.baseline_latency_ns, config)
     latencies = {
@@ -311,20 +312,11 @@ def _hold_for_pending_latency(
     return _LatencyRule(reclaimable, "wait_under_way", text, config.target_wait_ms, cgroup=cgroup)
 
 
-def _caused_by_others(interference: Interference | None, config: LatencyConfig) -> bool:
-    return (
-        interference is not None
-        and interference.total_ns > 0
-        and interference.reclaimed_ratio < config.least_blame_ratio
-    )
-
-
-def _caused_by_reclaimed(interference: Interference | None, config: LatencyConfig) -> bool:
-    return (
-        interference is not None
-        and interference.total_ns > 0
-        and interference.reclaimed_ratio >= config.least_blame_ratio
-    )
+def _caused_by_reclaimed(interference: Interference | None, config: LatencyConfig) -> bool | None:
+    """Whether reclaimed pods had the CPU for a relevant part of the latency; None if that was not measured."""
+    if interference is None or interference.total_ns <= 0:
+        return None
+    return interference.reclaimed_ratio >= config.least_blame_ratio
 
 
 def _shrink_quota(
@@ -378,11 +370,9 @@ def _handle_unknown_latency(
 ) -> _LatencyRule:
     """Latency of some online container is missing: stop growth, and after `stale_s` fall back to the estimated need."""
     since = state.last_wait_ns
-    if since is None:
-        text = "Run-queue latency is measured from this first cycle on: the CPU quota of reclaimed pods stays as it is."
-        return _LatencyRule(reclaimable, "wait_unknown", text, None)
-    if inputs.now_ns - since < config.stale_s * NS_PER_S:
-        text = "Run-queue latency is not measured: the CPU quota of reclaimed pods stays as it is."
+    if since is None or inputs.now_ns - since < config.stale_s * NS_PER_S:
+        state_text = "is measured from this first cycle on" if since is None else "is not measured"
+        text = f"Run-queue latency {state_text}: the CPU quota of reclaimed pods stays as it is."
         return _LatencyRule(reclaimable, "wait_unknown", text, None)
     left = max(inputs.node_cpus - inputs.requirement_cores, 0.0)
     text = (

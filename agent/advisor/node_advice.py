@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from agent.advisor.advisor_state import AdvisorState, ContainerDemand
+from agent.advisor.advisor_state import NS_PER_S, AdvisorState, ContainerDemand
 from agent.advisor.pod_usage import pod_cpu_cores, sum_if_all_known, sum_if_any
 from agent.advisor.power_capping import PowerInputs, PowerState, advise_power, mean_watts, parse_power_spec
 from agent.config.advisor import OvercommitConfig
@@ -24,16 +24,13 @@ from api.quantity import format_bytes, format_cores
 from api.rates import Rates, compute_rates
 from api.snapshot import CgroupSample, Snapshot
 
-_ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
-CPU_RATIO_KEY = f"{_ANNOTATION_PREFIX}cpu_overcommit_ratio"
-MEMORY_RATIO_KEY = f"{_ANNOTATION_PREFIX}memory_overcommit_ratio"
+CPU_RATIO_KEY = "katalyst.kubewharf.io/cpu_overcommit_ratio"
+MEMORY_RATIO_KEY = "katalyst.kubewharf.io/memory_overcommit_ratio"
 
 
 class PodLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Request and use of one pod; None without a request or a measurement."""
 
-    pod: str
-    """`namespace/name`."""
     cpu_request_cores: float | None = None
     cpu_used_cores: float | None = None
     """The largest of use, load1 and load5."""
@@ -94,31 +91,6 @@ def overcommit_ratio(allocatable: float, requested: float, used: float, target: 
     return max(((allocatable * target - used) / load + requested) / allocatable, 1.0)
 
 
-def overcommit_annotations(
-    advice: OvercommitAdvice, cpu_manager: str, memory_manager: str, pods: Sequence[Pod]
-) -> dict[str, str]:
-    """Return the annotations of the CNR; the managers are the kubelet's policies (`static`, `None`)."""
-    pinned = 0 if cpu_manager.lower() == "none" else sum(guaranteed_cpus(pod) for pod in pods)
-    return {
-        CPU_RATIO_KEY: f"{advice.cpu_ratio:.2f}",
-        MEMORY_RATIO_KEY: f"{advice.memory_ratio:.2f}",
-        f"{_ANNOTATION_PREFIX}overcommit_cpu_manager": cpu_manager,
-        f"{_ANNOTATION_PREFIX}overcommit_memory_manager": memory_manager,
-        f"{_ANNOTATION_PREFIX}guaranteed_cpus": str(pinned),
-    }
-
-
-def guaranteed_cpus(pod: Pod) -> int:
-    """Return the CPUs that the kubelet's static policy pins for a pod: the whole-numbered requests of a Guaranteed pod."""
-    for container in pod.containers:
-        limits = (container.cpu_limit_cores, container.memory_limit_bytes)
-        requests = (container.cpu_request_cores, container.memory_request_bytes)
-        if None in limits or limits != requests:
-            return 0
-    requested = [container.cpu_request_cores or 0.0 for container in pod.containers]
-    return sum(int(cores) for cores in requested if cores == int(cores))
-
-
 def _sum_loads(pods: Sequence[tuple[float | None, float | None]]) -> _ResourceLoad:
     used: float | None = 0.0
     for request, measured in pods:
@@ -166,14 +138,9 @@ def pod_loads(
     """Return request and use of every pod for `compute_overcommit`; load counts as use where the advisor has it."""
     return tuple(
         PodLoad(
-            pod=pod.key,
-            cpu_request_cores=sum_if_any(
-                c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None
-            ),
+            cpu_request_cores=sum_if_any(c.cpu_request_cores for c in pod.containers),
             cpu_used_cores=_pod_load_cores(pod, snapshot, change, containers),
-            memory_request_bytes=sum_if_any(
-                c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None
-            ),
+            memory_request_bytes=sum_if_any(c.memory_request_bytes for c in pod.containers),
             memory_used_bytes=sum_if_all_known(_resident_bytes(snapshot.cgroups.get(c.cgroup)) for c in pod.containers),
         )
         for pod in snapshot.pods
@@ -187,8 +154,8 @@ def _pod_load_cores(
     demands = [containers[c.cgroup] for c in pod.containers if c.cgroup in containers]
     sums = [
         pod_cpu_cores(pod, snapshot, change, absent=None),
-        sum_if_any(demand.load1 for demand in demands if demand.load1 is not None),
-        sum_if_any(demand.load5 for demand in demands if demand.load5 is not None),
+        sum_if_any(demand.load1 for demand in demands),
+        sum_if_any(demand.load5 for demand in demands),
     ]
     return None if sums[0] is None else max(value for value in sums if value is not None)
 
@@ -199,7 +166,6 @@ def _resident_bytes(sample: CgroupSample | None) -> float | None:
     return next((float(sample.memory_stat[name]) for name in _RESIDENT_COUNTERS if name in sample.memory_stat), None)
 
 
-NS_PER_S = 1_000_000_000
 _SETTLING_RULE = "power_settling"
 
 
@@ -240,7 +206,8 @@ def advise_node(
 
 def _build_power_inputs(snapshot: Snapshot, previous: Snapshot | None, config: AgentConfig, now_ns: int) -> PowerInputs:
     running = [pod for pod in snapshot.pods if any(c.cgroup in snapshot.cgroups for c in pod.containers)]
-    change = None if previous is None else compute_rates(_without_cgroups(previous), _without_cgroups(snapshot))
+    # Rates without those of cgroups are cheap to compute.
+    change = None if previous is None else compute_rates(replace(previous, cgroups={}), replace(snapshot, cgroups={}))
     busy = None if change is None else change.node.busy_cores
     cpus = len(snapshot.topology.cpus)
     return PowerInputs(
@@ -254,24 +221,16 @@ def _build_power_inputs(snapshot: Snapshot, previous: Snapshot | None, config: A
     )
 
 
-def _without_cgroups(snapshot: Snapshot) -> Snapshot:
-    """The snapshot without cgroups, whose rates are cheap to compute."""
-    return replace(snapshot, cgroups={})
-
-
 def _measure_overcommit(
     snapshot: Snapshot, previous: Snapshot, advisor: AdvisorState, config: AgentConfig
 ) -> OvercommitAdvice:
     loads = pod_loads(snapshot, compute_rates(previous, snapshot), advisor.containers)
     cpus = len(snapshot.topology.cpus) - len(advisor.pools.get("reserve", ()))
+    memory = snapshot.node.memory_total_bytes
     return compute_overcommit(
         loads,
         float(cpus) if snapshot.topology.cpus else None,
-        _as_float(snapshot.node.memory_total_bytes),
+        None if memory is None else float(memory),
         config.node.annotations,
         config.overcommit,
     )
-
-
-def _as_float(value: int | None) -> float | None:
-    return None if value is None else float(value)

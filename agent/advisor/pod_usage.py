@@ -63,10 +63,15 @@ def sum_if_all_known(values: Iterable[float | None]) -> float | None:
     return total
 
 
-def sum_if_any(values: Iterable[float]) -> float | None:
-    """Return the sum of the values; None without values."""
-    listed = list(values)
-    return float(sum(listed)) if listed else None
+def sum_if_any(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the values that are not None; None without such a value."""
+    measured = [value for value in values if value is not None]
+    return float(sum(measured)) if measured else None
+
+
+def reclaimed_cgroups(snapshot: Snapshot) -> list[str]:
+    """Return the cgroups of the containers of reclaimed pods."""
+    return [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
 
 
 def reclaimed_use_cores(snapshot: Snapshot, change: Rates | None) -> float | None:

@@ -15,13 +15,13 @@ from math import ceil, e, isfinite
 import msgspec
 from msgspec.structs import replace
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.config.advisor import PowerConfig
 from api.advice import PowerAction, PowerActionKind
 from api.knobs import Reason
 from api.rates import delta
 from api.snapshot import Snapshot
 
-NS_PER_S = 1_000_000_000
 _NS_PER_US = 1000
 _PLATFORM, _DRAM = "psys", "dram"
 RESPONSE_S: Mapping[str, int] = {"s0": 120, "p0": 1800, "p1": 3600, "p2": 14400}
@@ -141,7 +141,9 @@ def advise_power(inputs: PowerInputs, state: PowerState, config: PowerConfig) ->
     if spec is None:
         if state.capped:
             text = "The power alert is over: the power cap is released."
-            return _plain_action(PowerActionKind.RESET, "power_alert_over", text), PowerState()
+            return PowerAction(
+                kind=PowerActionKind.RESET, reason=Reason(rule="power_alert_over", text=text)
+            ), PowerState()
         return _noop_action("power_no_alert", "There is no power alert."), PowerState()
     if state.acted_ns is not None and now_ns < state.acted_ns:
         state = PowerState(capped=state.capped)  # a reboot has ended all caps
@@ -240,12 +242,8 @@ def _cap_action(spec: PowerSpec, now_watts: int, state: PowerState, config: Powe
     )
 
 
-def _plain_action(kind: PowerActionKind, rule: str, text: str) -> PowerAction:
-    return PowerAction(kind=kind, reason=Reason(rule=rule, text=text))
-
-
 def _noop_action(rule: str, text: str) -> PowerAction:
-    return _plain_action(PowerActionKind.NOOP, rule, text)
+    return PowerAction(kind=PowerActionKind.NOOP, reason=Reason(rule=rule, text=text))
 
 
 def _parse_watts(annotations: Mapping[str, str], key: str) -> float:

@@ -14,7 +14,7 @@ import msgspec
 from agent.advisor.cpu_estimate import online_containers
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.interference import attribute_latency
-from agent.advisor.pod_usage import reclaimed_use_cores
+from agent.advisor.pod_usage import reclaimed_cgroups, reclaimed_use_cores
 from agent.config.config import AgentConfig
 from agent.qrm.decisions.compose import compose_decisions
 from agent.qrm.decisions.cpu import managed_cgroups
@@ -23,7 +23,6 @@ from api.decision import Advice, Cycle, Decision
 from api.eviction import EvictionVictim
 from api.histogram import SLOT_COUNT, quantile_ns
 from api.knobs import Knob
-from api.qos import QoSLevel
 from api.rates import Rates, cgroups_by_container, compute_rates
 from api.snapshot import Snapshot
 
@@ -150,7 +149,6 @@ def measure_cycle(before: Cycle, cycle: Cycle, change: Rates, start_ns: int, boo
     rates = [rate for path in online if (rate := change.cgroups.get(path)) is not None]
     used = sum(rate.cpu_cores or 0.0 for rate in rates)
     slots = [rate.wait.slots for rate in rates if rate.wait is not None and rate.wait.slots is not None]
-    reclaimed = [c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers]
     return CycleFacts(
         at_s=(snapshot.taken_at_ns - start_ns) / NS_PER_S,
         boot=boot,
@@ -160,12 +158,13 @@ def measure_cycle(before: Cycle, cycle: Cycle, change: Rates, start_ns: int, boo
         demand_cores=used + sum(rate.wait_cores or 0.0 for rate in rates),
         batch_cores=reclaimed_use_cores(snapshot, change) or 0.0,
         batch_lent_cores=before.advice.reclaimable_cores if before.advice is not None else None,
-        interference_cores=_interference_ns(before.snapshot, snapshot, online, reclaimed) / change.node.interval_ns,
+        interference_cores=_interference_ns(before.snapshot, snapshot, online) / change.node.interval_ns,
         waits=tuple(map(sum, zip(*slots, strict=True))) if slots else (0,) * SLOT_COUNT,
     )
 
 
-def _interference_ns(before: Snapshot, now: Snapshot, online: Sequence[str], reclaimed: Sequence[str]) -> int:
+def _interference_ns(before: Snapshot, now: Snapshot, online: Sequence[str]) -> int:
+    reclaimed = reclaimed_cgroups(now)
     measured = (
         attribute_latency(paths, reclaimed, before, now) for paths in cgroups_by_container(now.cgroups, online).values()
     )

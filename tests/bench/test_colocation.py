@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -12,30 +11,13 @@ import pytest
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from bench import colocation, colocation_report
 from bench.colocation import TimeBudget, expected_s, options, plan_of, reactions_s, run_cells
-from bench.colocation_cell import CellResult, CellSetup, MeasurementNoise
+from bench.colocation_cell import CellSetup, MeasurementNoise
 from bench.colocation_modes import COMPARED_MODES, CURVE_MODES, CURVE_SCENARIO, DEFAULT_SCENARIOS, MAIN_MODES
 from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
-from bench.colocation_report import ColocationResults, Reaction, markdown
-from bench.machine import BenchMachine
+from bench.colocation_report import Reaction, markdown
 from demo.schedule import ConstantRate, RateBursts
 from demo.workloads import size_for
-
-MACHINE = BenchMachine(
-    date="2026-01-02 03:04 UTC", kernel="6.18.0", cpu="Some CPU", cpus=2, hypervisor=True, cgroups="v2", python="3.11.2"
-)
-
-
-def cell(
-    mode: str, p99_ms: float, units: float, *, scenario: str = CURVE_SCENARIO, node_use: float = 0.97
-) -> CellResult:
-    return CellResult(
-        mode=mode, scenario=scenario, round=1, seconds=8, requests=1000, lost=0, p50_ms=0.6, p99_ms=p99_ms, p999_ms=9,
-        units_per_s=units, node_use=node_use, online_us=520, client_cores=0.05, lag_us=30, noise=MeasurementNoise(0.01, 0.002),
-    )  # fmt: skip
-
-
-def results(*cells: CellResult, reactions: tuple[Reaction, ...] = ()) -> ColocationResults:
-    return ColocationResults(machine=MACHINE, settings="as ever", cells=cells, reactions=reactions)
+from tests.bench.builders import CURVE, cell, results
 
 
 def test_the_whole_measurement_fits_into_its_minutes() -> None:
@@ -152,16 +134,6 @@ def test_a_scenario_asks_for_its_load_on_average_and_the_same_after_any_warm_up(
     assert isinstance(short, RateBursts if scenario.bursty else ConstantRate)
 
 
-CURVE = results(
-    cell("alone", 4.0, 0),
-    cell("floor", 8.0, 1000),
-    cell("ours", 8.2, 990),
-    cell("ours-protect", 4.4, 600),
-    cell("ours-1ms", 4.2, 100),
-    cell("canonical", 40.0, 800),
-)
-
-
 def test_the_curve_is_sorted_by_batch_work_without_modes_that_do_none() -> None:
     assert [(point.mode, point.batch, point.p99) for point in colocation_report.tradeoff_curve(CURVE)] == [
         ("ours-1ms", 0.1, pytest.approx(1.05)),
@@ -235,19 +207,3 @@ def test_the_section_has_goals_the_curve_and_both_pictures() -> None:
     assert "| canonical |  | 0.80 | 10.00 (10.00 to 10.00) | no |" in text
     assert "](colocation.svg)" in text
     assert "](colocation.tradeoff.svg)" in text
-
-
-def test_the_picture_has_every_point_and_the_goal() -> None:
-    space = "{http://www.w3.org/2000/svg}"
-    root = ElementTree.fromstring(colocation_report.tradeoff_svg(CURVE))
-    texts = [element.text or "" for element in root.findall(f"{space}text")]
-    assert sum(text.startswith(("ours", "floor", "canonical")) for text in texts) == 5
-    assert [text for text in texts if "goal" in text] == [
-        "goal with a stricter target: 1.1x alone",
-        "goal of ours: 1.05x the floor",
-    ]
-    circles = root.findall(f"{space}circle")
-    assert [float(c.attrib["cx"]) for c in circles] == sorted(float(c.attrib["cx"]) for c in circles)
-    (line,) = root.findall(f"{space}polyline")
-    assert len(line.attrib["points"].split()) == 3
-    ElementTree.fromstring(colocation_report.tradeoff_svg(results()))

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from agent.advisor.forecast import peak_model, predictor
 from agent.advisor.forecast.peak_model import NS_PER_S
 from agent.advisor.forecast.predictor import HORIZON_NS, PeakPredictor
-from agent.advisor.pod_usage import non_cache_bytes
+from agent.advisor.pod_usage import non_cache_bytes, reclaimed_cgroups
 from agent.config.advisor import ForecastConfig
 from api.forecast import Forecast, ForecastResource, ForecastScore, PeakForecast
-from api.qos import QoSLevel
 from api.rates import delta
 from api.snapshot import Snapshot
 
@@ -43,7 +42,7 @@ def online_cpu_time(previous: Snapshot | None, snapshot: Snapshot) -> OnlineCpuT
     if interval_ns <= 0 or previous.node.cpu is None or snapshot.node.cpu is None:
         return None
     online_ns = delta(previous.node.cpu.busy_ns, snapshot.node.cpu.busy_ns)
-    for path in _reclaimed_cgroups(previous) | _reclaimed_cgroups(snapshot):
+    for path in {*reclaimed_cgroups(previous), *reclaimed_cgroups(snapshot)}:
         before, after = previous.cgroups.get(path), snapshot.cgroups.get(path)
         if before is None and after is None:
             continue
@@ -62,17 +61,13 @@ def online_memory_bytes(snapshot: Snapshot) -> float | None:
     if total is None or available is None:
         return None
     used = float(total - available)
-    for path in _reclaimed_cgroups(snapshot):
+    for path in set(reclaimed_cgroups(snapshot)):
         sample = snapshot.cgroups.get(path)
         reclaimed = 0.0 if sample is None else non_cache_bytes(sample)
         if reclaimed is None:
             return None
         used -= reclaimed
     return max(used, 0.0)
-
-
-def _reclaimed_cgroups(snapshot: Snapshot) -> set[str]:
-    return {c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers}
 
 
 SAMPLE_INTERVAL_NS = 5 * NS_PER_S

@@ -45,29 +45,23 @@ def compute_forecast_headroom(
     }
     bound = None if canonical is None else min(max(canonical, 0.0), free)
     if prediction.peak is None:
-        rule = "canonical_without_forecast"
-        text = f"{prediction.reason.text} Headroom by Katalyst's formula is {_format_bound(resource, bound)}."
-        return ForecastHeadroom(amount=bound, reason=Reason(rule=rule, text=text, inputs=inputs))
+        shown = "not known" if bound is None else format_amount(resource, bound)
+        text = f"{prediction.reason.text} Headroom by Katalyst's formula is {shown}."
+        reason = Reason(rule="canonical_without_forecast", text=text, inputs=inputs)
+        return ForecastHeadroom(amount=bound, reason=reason)
     peak = max(prediction.peak, used or 0.0)
     amount = max(free - peak, 0.0)
     total, reserved, highest, left = (format_amount(resource, value) for value in (capacity, reserve, peak, amount))
     text = f"{prediction.reason.text} {total} less {reserved} reserved and a peak of {highest} leave {left}"
     if prediction.trusted:
-        return ForecastHeadroom(
-            amount=amount, reason=Reason(rule="forecast", text=f"{text}.", threshold=peak, inputs=inputs)
-        )
-    rule = "forecast_below_canonical"
+        reason = Reason(rule="forecast", text=f"{text}.", threshold=peak, inputs=inputs)
+        return ForecastHeadroom(amount=amount, reason=reason)
     if bound is None:
-        text = f"{text}, but the forecast is not trusted yet and the value by Katalyst's formula is not known."
-        return ForecastHeadroom(amount=None, reason=Reason(rule=rule, text=text, threshold=peak, inputs=inputs))
-    text += f", Katalyst's formula {format_amount(resource, bound)}, the upper bound until the forecast is trusted."
-    return ForecastHeadroom(
-        amount=min(amount, bound), reason=Reason(rule=rule, text=text, threshold=peak, inputs=inputs)
-    )
-
-
-def _format_bound(resource: ForecastResource, amount: float | None) -> str:
-    return "not known" if amount is None else format_amount(resource, amount)
+        text += ", but the forecast is not trusted yet and the value by Katalyst's formula is not known."
+    else:
+        text += f", Katalyst's formula {format_amount(resource, bound)}, the upper bound until the forecast is trusted."
+    reason = Reason(rule="forecast_below_canonical", text=text, threshold=peak, inputs=inputs)
+    return ForecastHeadroom(amount=None if bound is None else min(amount, bound), reason=reason)
 
 
 FORECAST_POLICY = "forecast"
@@ -101,13 +95,13 @@ def apply_memory_forecast(
     headroom = compute_forecast_headroom(float(total), float(reserve), forecast, before)
     reason = headroom.reason
     if forecast.forecast.peak is not None and headroom.amount is not None:
+        bound = (
+            "" if forecast.forecast.trusted else ", at most the value without the forecast, which is not trusted yet"
+        )
         text = (
             f"The predicted memory peak without reclaimed pods within an hour is {format_bytes(forecast.forecast.peak)}"
-        )
-        text += f": with {format_bytes(reserve)} of {format_bytes(total)} reserved,"
-        text += f" the headroom is {format_bytes(headroom.amount)}"
-        text += (
-            "." if forecast.forecast.trusted else ", at most the value without the forecast, which is not trusted yet."
+            f": with {format_bytes(reserve)} of {format_bytes(total)} reserved,"
+            f" the headroom is {format_bytes(headroom.amount)}{bound}."
         )
         reason = replace(reason, text=text)
     return replace(

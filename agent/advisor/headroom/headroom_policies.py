@@ -247,13 +247,13 @@ def _split_group(
     A bound node is rounded up without utilisation; the others are rounded up together with it, and down one by one.
     """
     cores = round(cores, _DIGITS)
-    sizes = {numa: sum(1 for cpu in topology.cpus if cpu.numa == numa) for numa in members}
+    sizes = cpus_per_numa_node(topology)
     if key != NOT_NUMA_BOUND:
         return {key: float(ceil(cores)) if whole_cores and not util else cores}
     if util:
-        total = sum(sizes.values())
+        total = sum(sizes[numa] for numa in members)
         cores = ceil(cores) if whole_cores else cores
-        shares = {numa: cores * size / total for numa, size in sizes.items()}
+        shares = {numa: cores * sizes[numa] / total for numa in members}
     else:
         shares = {numa: min(cores / len(members), float(sizes[numa])) for numa in members}
     return {numa: float(floor(round(share, _DIGITS))) if whole_cores else share for numa, share in shares.items()}
@@ -386,11 +386,9 @@ def _estimate_headroom(inputs: HeadroomInputs) -> Headroom:
         "reserved_for_reclaim_cores": reclaim_reserve,
         "lent_cores": reclaimable,
     }
-    weights = _free_by_numa(inputs)
-    total = sum(weights.values())
     return Headroom(
         cores=cores,
-        cores_by_numa={numa: cores * weight / total if total > 0 else 0.0 for numa, weight in weights.items()},
+        cores_by_numa=_split_by_weight(cores, _free_by_numa(inputs)),
         reason=Reason(rule="estimate", text=f"{text}.", threshold=float(cpus), inputs=reason_inputs),
     )
 
@@ -405,6 +403,11 @@ def _free_by_numa(inputs: HeadroomInputs) -> dict[int, float]:
     return {numa: max(size - need[numa], 0.0) for numa, size in sizes.items()}
 
 
+def _split_by_weight(amount: float, weights: Mapping[int, float]) -> dict[int, float]:
+    total = sum(weights.values())
+    return {numa: amount * weight / total if total > 0 else 0.0 for numa, weight in weights.items()}
+
+
 def _forecast_headroom(inputs: HeadroomInputs) -> Headroom:
     topology, config, allowance = inputs.snapshot.topology, inputs.config, inputs.allowance
     fallback = (_common_headroom if config.policy == "canonical" else _estimate_headroom)(inputs)
@@ -416,10 +419,8 @@ def _forecast_headroom(inputs: HeadroomInputs) -> Headroom:
     cpus = len(topology.cpus)
     reserve = config.reserve_cores(cpus) + unreclaimable_idle_cores(inputs.snapshot, inputs.state, config)
     cores, reason = forecast_cores(float(cpus), reserve, inputs.state.forecasts, fallback, reclaimable)
-    weights = _free_by_numa(inputs)
-    total = sum(weights.values())
-    by_numa = {numa: (cores or 0.0) * weight / total if total > 0 else 0.0 for numa, weight in weights.items()}
-    return Headroom(cores=cores, cores_by_numa={} if cores is None else by_numa, reason=reason)
+    by_numa = {} if cores is None else _split_by_weight(cores, _free_by_numa(inputs))
+    return Headroom(cores=cores, cores_by_numa=by_numa, reason=reason)
 
 
 def _koordinator_headroom(inputs: HeadroomInputs) -> Headroom:
@@ -428,14 +429,14 @@ def _koordinator_headroom(inputs: HeadroomInputs) -> Headroom:
     reserve = float(len(inputs.state.pools.get("reserve", ())))
     spare = prod_spare_cores(snapshot, inputs.change, inputs.state.containers, config)
     cpu = koordinator_cpu_budget(snapshot, inputs.change, reserve, spare)
-    space = koordinator_memory_budget(snapshot, prod_spare_bytes(snapshot))
-    headroom = koordinator_headroom(policy, cpu, space, snapshot.topology, config.headroom.koordinator)
+    memory = koordinator_memory_budget(snapshot, prod_spare_bytes(snapshot))
+    headroom = koordinator_headroom(policy, cpu, memory, snapshot.topology, config.headroom.koordinator)
     if headroom.memory_bytes is None:
         return headroom
-    sizes = {numa: snapshot.node.numa[numa].meminfo.get("MemTotal", 0) for numa in sorted(snapshot.node.numa)}
-    total = sum(sizes.values())
-    parts = {numa: headroom.memory_bytes * size / total for numa, size in sizes.items()} if total else {}
-    return replace(headroom, memory_by_numa=parts)
+    sizes = {numa: float(snapshot.node.numa[numa].meminfo.get("MemTotal", 0)) for numa in sorted(snapshot.node.numa)}
+    return replace(
+        headroom, memory_by_numa=_split_by_weight(headroom.memory_bytes, sizes) if any(sizes.values()) else {}
+    )
 
 
 HEADROOM_POLICIES: Mapping[str, Callable[[HeadroomInputs], Headroom]] = {

@@ -11,14 +11,13 @@ from math import isfinite
 import msgspec
 from msgspec.structs import replace
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.config.report import ReportConfig
 from agent.config.units import GIB, MIB
 from api.advice import Headroom
 from api.knobs import Reason, ReasonInputs
 from api.quantity import format_bytes, format_cores
 from api.snapshot import Snapshot
-
-NS_PER_S = 1_000_000_000
 
 
 class HeadroomSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,11 +156,11 @@ def report_headroom(
     before = state.reported_headroom
     if before is not None and state.tick_ns is not None and now_ns - state.tick_ns < config.period_s * NS_PER_S:
         return _limit_to_capacity(before, capacity), state
-    cpu, space = _build_resources(headroom, capacity, config, before)
+    cpu, memory = _build_resources(headroom, capacity, config, before)
     cores, cpu_series = _update_series(cpu, state.cores, config, now_ns)
-    amount, space_series = _update_series(space, state.memory, config, now_ns)
-    reported = _limit_to_capacity(_drop_negligible_nodes(cores, amount, config), capacity)
-    return reported, ReporterState(tick_ns=now_ns, cores=cpu_series, memory=space_series, reported_headroom=reported)
+    size, memory_series = _update_series(memory, state.memory, config, now_ns)
+    reported = _limit_to_capacity(_drop_negligible_nodes(cores, size, config), capacity)
+    return reported, ReporterState(tick_ns=now_ns, cores=cpu_series, memory=memory_series, reported_headroom=reported)
 
 
 def _build_resources(
@@ -185,7 +184,7 @@ def _build_resources(
         before=None if before is None else before.cores,
         before_by_numa={} if before is None else before.cores_by_numa,
     )
-    space = _ResourceInputs(
+    memory = _ResourceInputs(
         name="Memory",
         show=format_bytes,
         computed=None if total is None else _finite_amount(headroom.memory_bytes, headroom.memory_by_numa),
@@ -202,7 +201,7 @@ def _build_resources(
         before=None if before is None else before.memory_bytes,
         before_by_numa={} if before is None else before.memory_by_numa,
     )
-    return cpu, space
+    return cpu, memory
 
 
 def _finite_amount(total: float | None, parts: Mapping[int, float]) -> float | None:
@@ -318,10 +317,12 @@ def _drop_negligible_nodes(cores: _ReportedAmount, memory: _ReportedAmount, conf
     if negligible:
         listed = ", ".join(str(numa) for numa in sorted(negligible))
         texts.append(f"NUMA node {listed}: one resource is negligible, so none is reported there.")
-    cpu, space = (_clear_nodes(answer, negligible) for answer in answers)
-    is_negligible = [a.total is not None and a.total <= limit for a, limit in zip((cpu, space), limits, strict=True)]
+    cpu_left, memory_left = (_clear_nodes(answer, negligible) for answer in answers)
+    is_negligible = [
+        a.total is not None and a.total <= limit for a, limit in zip((cpu_left, memory_left), limits, strict=True)
+    ]
     if any(is_negligible):
-        cpu, space = (_clear_nodes(answer, None) for answer in answers)
+        cpu_left, memory_left = (_clear_nodes(answer, None) for answer in answers)
     # A value reduced because of the other resource is as stale as that one.
     is_reduced = [
         bool(nodes[1] - nodes[0]) or is_negligible[1] > is_negligible[0],
@@ -329,10 +330,10 @@ def _drop_negligible_nodes(cores: _ReportedAmount, memory: _ReportedAmount, conf
     ]
     is_stale = (cores.stale or (memory.stale and is_reduced[0]), memory.stale or (cores.stale and is_reduced[1]))
     return Headroom(
-        cores=cpu.total,
-        cores_by_numa=cpu.by_numa,
-        memory_bytes=space.total,
-        memory_by_numa=space.by_numa,
+        cores=cpu_left.total,
+        cores_by_numa=cpu_left.by_numa,
+        memory_bytes=memory_left.total,
+        memory_by_numa=memory_left.by_numa,
         stale=tuple(name for name, flag in zip(("cpu", "memory"), is_stale, strict=True) if flag),
         reason=Reason(
             rule=cores.rule,
@@ -356,21 +357,11 @@ def _clear_nodes(answer: _ReportedAmount, nodes: Collection[int] | None) -> _Rep
 
 def _limit_to_capacity(reported: Headroom, capacity: NodeCapacity) -> Headroom:
     """The reported headroom within the node's current capacity, which may have shrunk between two periods."""
-    cores, cores_by_numa = _limit_amounts(
-        reported.cores,
-        reported.cores_by_numa,
-        sum(capacity.cores_by_numa.values()),
-        capacity.cores_by_numa,
-    )
-    if capacity.memory_bytes is None:
-        memory, memory_by_numa = reported.memory_bytes, reported.memory_by_numa
-    else:
-        memory, memory_by_numa = _limit_amounts(
-            reported.memory_bytes,
-            reported.memory_by_numa,
-            capacity.memory_bytes,
-            capacity.memory_by_numa,
-        )
+    cpus = capacity.cores_by_numa
+    cores, cores_by_numa = _limit_amounts(reported.cores, reported.cores_by_numa, sum(cpus.values()), cpus)
+    memory, memory_by_numa = reported.memory_bytes, reported.memory_by_numa
+    if capacity.memory_bytes is not None:
+        memory, memory_by_numa = _limit_amounts(memory, memory_by_numa, capacity.memory_bytes, capacity.memory_by_numa)
     notes = [
         f" Limited to {show(amount)}, the capacity of the NUMA nodes."
         for amount, before, unit, show in (

@@ -122,10 +122,8 @@ def mid_amount(
     if static_percent is not None:
         value = min(budget.capacity * static_percent / 100, maximum)
         text = f"Mid is {show(value)}: {static_percent:g} % of {show(budget.capacity)}, at most {show(maximum)}."
-        return KoordinatorAmount(
-            value=value, reason=Reason(rule="koordinator_mid_static", text=text, threshold=maximum)
-        )
-    requested = [demand.request for demand in budget.demands if demand.tier is KoordinatorTier.PROD]
+        reason = Reason(rule="koordinator_mid_static", text=text, threshold=maximum)
+        return KoordinatorAmount(value=value, reason=reason)
     inputs: ReasonInputs = {
         "capacity": budget.capacity,
         "prod_reclaimable": budget.prod_reclaimable,
@@ -139,8 +137,9 @@ def mid_amount(
     if unallocated_percent > 0:
         if budget.system_used is None:
             return _unknown_amount("mid", "the use of the system", inputs)
-        requested_sum = sum(request or 0.0 for request in requested)  # a pod without a request has allocated nothing
-        unallocated = max(budget.capacity - max(budget.system_used, budget.reserved) - requested_sum, 0.0)
+        # A pod without a request has allocated nothing.
+        requested = sum(demand.request or 0.0 for demand in budget.demands if demand.tier is KoordinatorTier.PROD)
+        unallocated = max(budget.capacity - max(budget.system_used, budget.reserved) - requested, 0.0)
     value = min(spare + unallocated * unallocated_percent / 100, maximum)
     text = (
         f"Mid is {show(value)}: prod can spare {show(budget.prod_reclaimable)} and the node leaves"
@@ -162,20 +161,20 @@ def koordinator_headroom(
 ) -> Headroom:
     """Return the headroom by `koordinator-batch` or `koordinator-mid`; CPU is split over NUMA nodes by their CPUs."""
     cores = _cpu_amount(policy, cpu, config)
-    space = None if memory is None else _memory_amount(policy, memory, config)
+    memory_amount = None if memory is None else _memory_amount(policy, memory, config)
     sizes = {numa: sum(1 for c in topology.cpus if c.numa == numa) for numa in topology.numa_nodes}
     total = len(topology.cpus)
     inputs: ReasonInputs = {f"cpu_{name}": value for name, value in cores.reason.inputs.items()}
     text = f"CPU: {cores.reason.text}"
-    if space is not None:
-        inputs |= {f"memory_{name}": value for name, value in space.reason.inputs.items()}
-        text += f" Memory: {space.reason.text}"
+    if memory_amount is not None:
+        inputs |= {f"memory_{name}": value for name, value in memory_amount.reason.inputs.items()}
+        text += f" Memory: {memory_amount.reason.text}"
     reason = Reason(rule=cores.reason.rule, text=text, threshold=cores.reason.threshold, inputs=inputs)
     amount = cores.value
     return Headroom(
         cores=amount,
         cores_by_numa={} if amount is None else {numa: amount * size / total for numa, size in sizes.items()},
-        memory_bytes=None if space is None else space.value,
+        memory_bytes=None if memory_amount is None else memory_amount.value,
         reason=reason,
     )
 
@@ -235,7 +234,7 @@ def koordinator_cpu_budget(
     demands = [
         _build_demand(
             pod,
-            sum_if_any(c.cpu_request_cores for c in pod.containers if c.cpu_request_cores is not None),
+            sum_if_any(c.cpu_request_cores for c in pod.containers),
             cores,
             exclusive=pod.labels.get(_QOS_CLASS_LABEL) == "LSE",
         )
@@ -264,14 +263,11 @@ def koordinator_memory_budget(
         for pod in snapshot.pods
     ]
     demands = [
-        _build_demand(
-            pod, sum_if_any(c.memory_request_bytes for c in pod.containers if c.memory_request_bytes is not None), space
-        )
-        for pod, space in used
+        _build_demand(pod, sum_if_any(c.memory_request_bytes for c in pod.containers), size) for pod, size in used
     ]
     return KoordinatorBudget(
         capacity=float(total),
-        system_used=None if busy is None else max(busy - sum(space or 0.0 for _, space in used), 0.0),
+        system_used=None if busy is None else max(busy - sum(size or 0.0 for _, size in used), 0.0),
         demands=demands,
         show=format_bytes,
         prod_reclaimable=prod_reclaimable_bytes,

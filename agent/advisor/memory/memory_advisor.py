@@ -13,6 +13,7 @@ from agent.advisor.memory.memory_guard import limit_reclaimed_memory, node_condi
 from agent.advisor.memory.memory_headroom import compute_memory_headroom
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs, ReclaimRoot
 from agent.advisor.memory.memory_offloading import offload_memory
+from agent.advisor.pod_usage import reclaimed_cgroups
 from agent.config.config import AgentConfig
 from agent.config.memory import MemoryConfig, OffloadingLayerConfig
 from api.advice import NOT_NUMA_BOUND, MemoryAdvice
@@ -25,11 +26,10 @@ def build_memory_inputs(snapshot: Snapshot, advisor: AdvisorState, config: Agent
     """Return the inputs of this cycle; `advisor` is the state after this cycle's CPU advice."""
     root = _reclaim_root(snapshot, config.memory.reclaim_root)
     numa_roots = {numa: f"{root}-{numa}" for numa in snapshot.topology.numa_nodes} if root else {}
-    members = tuple(c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers)
     return MemoryInputs(
         snapshot=snapshot,
         now_ns=now_ns,
-        root=ReclaimRoot(path=root, members=members),
+        root=ReclaimRoot(path=root, members=tuple(reclaimed_cgroups(snapshot))),
         numa_roots={numa: path for numa, path in numa_roots.items() if _reclaim_root(snapshot, path)},
         enable_reclaim=config.advisor.enable_reclaim,
         not_reclaimable=frozenset(pod.key for pod in snapshot.pods if not pod.profile.reclaimable),
@@ -56,17 +56,9 @@ def writable_cgroups(inputs: MemoryInputs, config: MemoryConfig) -> frozenset[st
 def _reclaim_root(snapshot: Snapshot, path: str) -> str:
     """The cgroup, if it exists and contains no pod that is not reclaimed: its limit would apply to that pod too."""
     path = path.rstrip("/")
-    if path not in snapshot.cgroups or any(_is_below(pod, path) for pod in snapshot.pods if _is_not_reclaimed(pod)):
-        return ""
-    return path
-
-
-def _is_not_reclaimed(pod: Pod) -> bool:
-    return pod.qos is not QoSLevel.RECLAIMED
-
-
-def _is_below(pod: Pod, path: str) -> bool:
-    return any(container.cgroup == path or container.cgroup.startswith(f"{path}/") for container in pod.containers)
+    others = (c.cgroup for pod in snapshot.pods if pod.qos is not QoSLevel.RECLAIMED for c in pod.containers)
+    is_exclusive = not any(f"{cgroup}/".startswith(f"{path}/") for cgroup in others)
+    return path if path in snapshot.cgroups and is_exclusive else ""
 
 
 def advise_memory(

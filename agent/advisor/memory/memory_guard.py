@@ -29,9 +29,9 @@ from api.quantity import format_bytes
 _WATERMARK_SCALE = 10_000
 
 
-def node_condition(reason_inputs: MemoryInputs, config: MemoryConfig) -> MemoryCondition:
+def node_condition(inputs: MemoryInputs, config: MemoryConfig) -> MemoryCondition:
     """Return the memory pressure of the whole node."""
-    snapshot = reason_inputs.snapshot
+    snapshot = inputs.snapshot
     try:
         total, count = node_memory_bytes(snapshot), max(len(snapshot.topology.numa_nodes), 1)
         minimum = config.critical_bytes(total // count) * count
@@ -42,13 +42,13 @@ def node_condition(reason_inputs: MemoryInputs, config: MemoryConfig) -> MemoryC
         return _unknown_condition("the node", missing)
 
 
-def numa_conditions(reason_inputs: MemoryInputs, config: MemoryConfig) -> dict[int, MemoryCondition]:
+def numa_conditions(inputs: MemoryInputs, config: MemoryConfig) -> dict[int, MemoryCondition]:
     """Return the memory pressure of every NUMA node."""
-    return {numa: _numa_condition(reason_inputs, config, numa) for numa in reason_inputs.snapshot.topology.numa_nodes}
+    return {numa: _numa_condition(inputs, config, numa) for numa in inputs.snapshot.topology.numa_nodes}
 
 
-def _numa_condition(reason_inputs: MemoryInputs, config: MemoryConfig, numa: int) -> MemoryCondition:
-    snapshot, place = reason_inputs.snapshot, f"NUMA node {numa}"
+def _numa_condition(inputs: MemoryInputs, config: MemoryConfig, numa: int) -> MemoryCondition:
+    snapshot, place = inputs.snapshot, f"NUMA node {numa}"
     try:
         total = numa_meminfo(snapshot, numa, "MemTotal", config.stale_s)
         free = numa_meminfo(snapshot, numa, "MemFree", config.stale_s)
@@ -60,24 +60,16 @@ def _numa_condition(reason_inputs: MemoryInputs, config: MemoryConfig, numa: int
 def _memory_condition(place: str, free: int, total: int, minimum: int, scale: int) -> MemoryCondition:
     critical = max(float(minimum), 2 * total * scale / _WATERMARK_SCALE)
     if free < critical:
-        state, rule, relation = (
-            MemoryPressure.DROP_CACHE,
-            "memory_drop_cache",
-            f"less than the critical {format_bytes(critical)}",
-        )
+        state, relation = MemoryPressure.DROP_CACHE, f"less than the critical {format_bytes(critical)}"
     elif free < 2 * critical:
-        state, rule, relation = (
-            MemoryPressure.TUNE_MEMCG,
-            "memory_tune_memcg",
-            f"less than twice {format_bytes(critical)}",
-        )
+        state, relation = MemoryPressure.TUNE_MEMCG, f"less than twice {format_bytes(critical)}"
     else:
-        state, rule, relation = MemoryPressure.NO_RISK, "memory_no_risk", f"at least twice {format_bytes(critical)}"
+        state, relation = MemoryPressure.NO_RISK, f"at least twice {format_bytes(critical)}"
     return MemoryCondition(
         state=state,
         target_bytes=max(round(2 * critical - free), 0),
         reason=Reason(
-            rule=rule,
+            rule=f"memory_{state}",
             text=f"{place[0].upper()}{place[1:]} has {format_bytes(free)} free, {relation}.",
             threshold=critical,
             inputs={"free_bytes": free, "total_bytes": total, "min_critical_bytes": minimum, "scale_factor": scale},
@@ -122,8 +114,7 @@ def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: M
         return GuardResult((), {}, Reason(rule="memory_guard_no_root", text=text))
     if not config.guard.enable:
         reason = Reason(rule="memory_guard_disabled", text="The memory guard is disabled: there is no limit.")
-        requests = [request for root in sorted(roots) for request in _limit_requests(root, None, config, reason)]
-        return GuardResult(tuple(requests), {}, reason)
+        return GuardResult(_limit_requests(dict.fromkeys(roots), config, reason), {}, reason)
     try:
         reclaimable = reclaimable_numa_nodes(inputs)
         nodes = inputs.snapshot.topology.numa_nodes
@@ -141,12 +132,7 @@ def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: M
         text = f"Not known: {missing}. The memory limit of reclaimed pods stays as it is."
         reason = Reason(rule="memory_guard_unknown", text=text, inputs={"missing": str(missing)})
         retained = {root: size for root, size in before.items() if root in roots}
-        requests = [
-            request
-            for root, size in sorted(retained.items())
-            for request in _limit_requests(root, size, config, reason)
-        ]
-        return GuardResult(tuple(requests), hidden | retained, reason)
+        return GuardResult(_limit_requests(retained, config, reason), hidden | retained, reason)
     listed = " and ".join(f"{format_bytes(size)} in {root}" for root, size in sorted(limits.items()))
     text = f"Reclaimed pods may use {listed}: their use plus what is free above the critical watermark."
     reason_inputs: ReasonInputs = {f"numa{numa}_spare_bytes": round(size) for numa, size in spares.items()}
@@ -156,28 +142,25 @@ def limit_reclaimed_memory(inputs: MemoryInputs, config: MemoryConfig, before: M
     # A limit cannot reduce what is charged beyond pages on NUMA nodes, such as kernel memory.
     floors = {root: _charged_bytes(inputs, root) for root in limits}
     sizes = {root: _round_limit(max(size, floors[root]), before.get(root)) for root, size in limits.items()}
-    requests = [
-        request for root, size in sorted(sizes.items()) for request in _limit_requests(root, size, config, reason)
-    ]
-    return GuardResult(tuple(requests), hidden | sizes, reason)
+    return GuardResult(_limit_requests(sizes, config, reason), hidden | sizes, reason)
 
 
-def spare_bytes(reason_inputs: MemoryInputs, config: MemoryConfig, numa: int) -> float:
+def spare_bytes(inputs: MemoryInputs, config: MemoryConfig, numa: int) -> float:
     """Return the free memory of one NUMA node above the critical watermark, in bytes. Raises InputMissing."""
-    snapshot = reason_inputs.snapshot
+    snapshot = inputs.snapshot
     free = numa_meminfo(snapshot, numa, "MemFree", config.stale_s)
     minimum = config.critical_bytes(numa_meminfo(snapshot, numa, "MemTotal", config.stale_s))
     low = zone_low_bytes(snapshot, numa, config.stale_s) * config.guard.critical_watermark_scale_factor
     return max(free - max(float(minimum), low), 0.0)
 
 
-def _root_use_bytes(reason_inputs: MemoryInputs, config: MemoryConfig, root: str) -> float:
+def _root_use_bytes(inputs: MemoryInputs, config: MemoryConfig, root: str) -> float:
     """Memory of that cgroup on all NUMA nodes: a lower limit would make the kernel OOM-kill in it. Raises InputMissing."""
-    return float(sum(reclaimed_bytes_by_numa(reason_inputs.snapshot, root, (), config.stale_s).values()))
+    return float(sum(reclaimed_bytes_by_numa(inputs.snapshot, root, (), config.stale_s).values()))
 
 
-def _charged_bytes(reason_inputs: MemoryInputs, root: str) -> int:
-    sample = reason_inputs.snapshot.cgroups.get(root)
+def _charged_bytes(inputs: MemoryInputs, root: str) -> int:
+    sample = inputs.snapshot.cgroups.get(root)
     return 0 if sample is None else sample.memory_bytes or 0
 
 
@@ -187,11 +170,11 @@ def _round_limit(size: float, before: int | None) -> int:
     return -(-int(size) // PAGESIZE) * PAGESIZE
 
 
-def _limit_requests(
-    root: str, size: int | None, config: MemoryConfig, reason: Reason
-) -> tuple[KnobRequest, KnobRequest]:
-    high = "max" if size is None else str(int(size * config.guard.high_ratio) // PAGESIZE * PAGESIZE)
-    return (
-        KnobRequest(cgroup=root, knob=Knob.MEMORY_MAX, value="max" if size is None else str(size), reason=reason),
-        KnobRequest(cgroup=root, knob=Knob.MEMORY_HIGH, value=high, reason=reason),
-    )
+def _limit_requests(sizes: Mapping[str, int | None], config: MemoryConfig, reason: Reason) -> tuple[KnobRequest, ...]:
+    """Requests of memory.max and memory.high by root; a size of None removes the limits."""
+    requests: list[KnobRequest] = []
+    for root, size in sorted(sizes.items()):
+        high = "max" if size is None else str(int(size * config.guard.high_ratio) // PAGESIZE * PAGESIZE)
+        values = {Knob.MEMORY_MAX: "max" if size is None else str(size), Knob.MEMORY_HIGH: high}
+        requests += (KnobRequest(cgroup=root, knob=knob, value=value, reason=reason) for knob, value in values.items())
+    return tuple(requests)

@@ -44,23 +44,21 @@ class MemoryNeed(NamedTuple):
     """Containers that exist, or may exist, and are not measured."""
 
 
-def estimate_memory_need(reason_inputs: MemoryInputs, config: MemoryConfig) -> MemoryNeed:
+def estimate_memory_need(inputs: MemoryInputs, config: MemoryConfig) -> MemoryNeed:
     """Return the estimate of the node. Raises InputMissing."""
-    total = node_memory_bytes(reason_inputs.snapshot)
+    total = node_memory_bytes(inputs.snapshot)
     estimate = used = system_cache = 0.0
     assumed = 0
-    for pod in reason_inputs.snapshot.pods:
+    for pod in inputs.snapshot.pods:
         if pod.qos is QoSLevel.RECLAIMED:
             continue
         for container in pod.containers:
-            sample = fresh_sample(reason_inputs.snapshot, container.cgroup, config.stale_s)
+            sample = fresh_sample(inputs.snapshot, container.cgroup, config.stale_s)
             measured = None if sample is None else _measured_bytes(pod, sample)
-            value = estimate_container_bytes(reason_inputs, pod, container, measured, config)
+            value = estimate_container_bytes(inputs, pod, container, measured, config)
             if value is None:
                 # A container without a cgroup will need its request; an unmeasured one may already use more.
-                assumed += (
-                    container.cgroup in reason_inputs.snapshot.cgroups or "/" not in reason_inputs.snapshot.cgroups
-                )
+                assumed += container.cgroup in inputs.snapshot.cgroups or "/" not in inputs.snapshot.cgroups
                 value = _requested_bytes(container, config, total)
             estimate += value
             if sample is not None and pod.qos.online:
@@ -71,14 +69,14 @@ def estimate_memory_need(reason_inputs: MemoryInputs, config: MemoryConfig) -> M
 
 
 def estimate_container_bytes(
-    reason_inputs: MemoryInputs, pod: Pod, container: Container, measured: int | None, config: MemoryConfig
+    inputs: MemoryInputs, pod: Pod, container: Container, measured: int | None, config: MemoryConfig
 ) -> float | None:
     """Return the estimated need of a container that is not reclaimed; None if it is not measured. Raises InputMissing."""
-    reclaimable = reason_inputs.is_reclaimable(pod)
+    reclaimable = inputs.is_reclaimable(pod)
     if pod.qos is QoSLevel.DEDICATED and pod.enhancements.numa_exclusive and not reclaimable:
-        return 0.0 if container.sidecar else _exclusive_numa_bytes(reason_inputs, pod, config)
-    if not reclaimable or container.cgroup in reason_inputs.ramping:
-        return _requested_bytes(container, config, node_memory_bytes(reason_inputs.snapshot))
+        return 0.0 if container.sidecar else _exclusive_numa_bytes(inputs, pod, config)
+    if not reclaimable or container.cgroup in inputs.ramping:
+        return _requested_bytes(container, config, node_memory_bytes(inputs.snapshot))
     if measured is None:
         return None
     return measured * config.usage_margin if pod.qos.online else float(measured)
@@ -92,10 +90,10 @@ def _requested_bytes(container: Container, config: MemoryConfig, total: int) -> 
     return float(container.memory_request_bytes or config.unknown_need_bytes(total))
 
 
-def _exclusive_numa_bytes(reason_inputs: MemoryInputs, pod: Pod, config: MemoryConfig) -> float:
+def _exclusive_numa_bytes(inputs: MemoryInputs, pod: Pod, config: MemoryConfig) -> float:
     if not pod.bound_numa:
         raise InputMissing(f"the NUMA nodes that {pod.key} uses exclusively")
-    return float(sum(numa_meminfo(reason_inputs.snapshot, numa, "MemTotal", config.stale_s) for numa in pod.bound_numa))
+    return float(sum(numa_meminfo(inputs.snapshot, numa, "MemTotal", config.stale_s) for numa in pod.bound_numa))
 
 
 _WATERMARK_SCALE = 10_000
@@ -112,16 +110,16 @@ class MemoryHeadroom(NamedTuple):
     """Containers that are not measured."""
 
 
-def compute_memory_headroom(reason_inputs: MemoryInputs, config: MemoryConfig, before: float | None) -> MemoryHeadroom:
+def compute_memory_headroom(inputs: MemoryInputs, config: MemoryConfig, before: float | None) -> MemoryHeadroom:
     """Return the headroom by the configured policy; `before` is that of the previous cycle."""
-    if config.policy == "none" or not reason_inputs.enable_reclaim:
+    if config.policy == "none" or not inputs.enable_reclaim:
         rule = "memory_headroom_none" if config.policy == "none" else "memory_reclaim_disabled"
         cause = "The memory policy is none" if config.policy == "none" else "Reclaiming is disabled"
-        zero = dict.fromkeys(reason_inputs.snapshot.topology.numa_nodes, 0.0)
+        zero = dict.fromkeys(inputs.snapshot.topology.numa_nodes, 0.0)
         return MemoryHeadroom(0.0, zero, Reason(rule=rule, text=f"{cause}: the memory headroom is 0."))
     policy = canonical_headroom if config.policy == "canonical" else numa_aware_headroom
     try:
-        headroom = policy(reason_inputs, config)
+        headroom = policy(inputs, config)
     except InputMissing as missing:
         text = f"Not known: {missing}. No memory headroom is computed."
         return MemoryHeadroom(
@@ -188,17 +186,17 @@ def _free_buffer(inputs: MemoryInputs, config: MemoryConfig, need: MemoryNeed, r
     return buffer + config.static_bytes(total)
 
 
-def _spread_by_numa(reason_inputs: MemoryInputs, config: MemoryConfig, size: float) -> dict[int, float]:
+def _spread_by_numa(inputs: MemoryInputs, config: MemoryConfig, size: float) -> dict[int, float]:
     """The headroom by NUMA node, in proportion to memory there that is free, droppable, or used by reclaimed pods.
 
     The only node has all of it. Raises InputMissing.
     """
-    snapshot, numa_nodes = reason_inputs.snapshot, reason_inputs.snapshot.topology.numa_nodes
+    snapshot, numa_nodes = inputs.snapshot, inputs.snapshot.topology.numa_nodes
     if len(numa_nodes) == 1:
         return {numa_nodes[0]: size}
     weights = dict.fromkeys(numa_nodes, 0.0)
-    used = reclaimed_bytes_by_numa(snapshot, reason_inputs.root.path, reason_inputs.root.members, config.stale_s)
-    for numa in reclaimable_numa_nodes(reason_inputs):
+    used = reclaimed_bytes_by_numa(snapshot, inputs.root.path, inputs.root.members, config.stale_s)
+    for numa in reclaimable_numa_nodes(inputs):
         cache = numa_meminfo(snapshot, numa, "Inactive(file)", config.stale_s) * config.util_based.cache_based_ratio
         weights[numa] = numa_meminfo(snapshot, numa, "MemFree", config.stale_s) + cache + used.get(numa, 0)
     total = sum(weights.values())
@@ -247,30 +245,29 @@ def numa_aware_headroom(inputs: MemoryInputs, config: MemoryConfig) -> MemoryHea
     )
 
 
-def _online_requests(reason_inputs: MemoryInputs) -> int:
+def _online_requests(inputs: MemoryInputs) -> int:
     return sum(
         container.memory_request_bytes or 0
-        for pod in reason_inputs.snapshot.pods
-        if pod.qos is not QoSLevel.RECLAIMED
-        and (not pod.enhancements.numa_exclusive or reason_inputs.is_reclaimable(pod))
+        for pod in inputs.snapshot.pods
+        if pod.qos is not QoSLevel.RECLAIMED and (not pod.enhancements.numa_exclusive or inputs.is_reclaimable(pod))
         for container in pod.containers
     )
 
 
-def _reclaimed_containers(reason_inputs: MemoryInputs) -> Iterator[tuple[Pod, Container, CgroupSample]]:
+def _reclaimed_containers(inputs: MemoryInputs) -> Iterator[tuple[Pod, Container, CgroupSample]]:
     """Reclaimed containers with a cgroup: the requests of the others are still free."""
-    for pod in reason_inputs.snapshot.pods:
+    for pod in inputs.snapshot.pods:
         if pod.qos is QoSLevel.RECLAIMED:
             for container in pod.containers:
-                sample = reason_inputs.snapshot.cgroups.get(container.cgroup)
+                sample = inputs.snapshot.cgroups.get(container.cgroup)
                 if sample is not None:
                     yield pod, container, sample
 
 
-def _add_requests(reason_inputs: MemoryInputs, reclaimable_nodes: tuple[int, ...], by_numa: dict[int, float]) -> float:
+def _add_requests(inputs: MemoryInputs, reclaimable_nodes: tuple[int, ...], by_numa: dict[int, float]) -> float:
     """Add the requests of reclaimed containers to their bound nodes, or evenly to all; return their sum."""
     total = 0.0
-    for pod, container, _ in _reclaimed_containers(reason_inputs):
+    for pod, container, _ in _reclaimed_containers(inputs):
         size = container.reclaimed_memory_bytes or container.memory_request_bytes or 0
         nodes = [numa for numa in pod.bound_numa if numa in by_numa] or reclaimable_nodes
         for numa in nodes:
@@ -279,28 +276,24 @@ def _add_requests(reason_inputs: MemoryInputs, reclaimable_nodes: tuple[int, ...
     return total
 
 
-def _numa_caps(
-    reason_inputs: MemoryInputs, config: MemoryConfig, reclaimable_nodes: tuple[int, ...]
-) -> dict[int, float]:
+def _numa_caps(inputs: MemoryInputs, config: MemoryConfig, reclaimable_nodes: tuple[int, ...]) -> dict[int, float]:
     """Upper bounds by NUMA node: a multiple of the reclaim root's limit. Raises InputMissing."""
     rate = config.util_based.max_oversold_rate
     if not rate:
         return {}
-    bound = {numa for pod, _, _ in _reclaimed_containers(reason_inputs) for numa in pod.bound_numa}
+    bound = {numa for pod, _, _ in _reclaimed_containers(inputs) for numa in pod.bound_numa}
     caps = {
-        numa: _memory_limit(reason_inputs, reason_inputs.numa_roots[numa]) * rate
-        for numa in bound
-        if reason_inputs.numa_roots.get(numa)
+        numa: _memory_limit(inputs, inputs.numa_roots[numa]) * rate for numa in bound if inputs.numa_roots.get(numa)
     }
     others = [numa for numa in reclaimable_nodes if numa not in caps]
-    if others and reason_inputs.root.path:
-        share = _memory_limit(reason_inputs, reason_inputs.root.path) * rate / len(others)
+    if others and inputs.root.path:
+        share = _memory_limit(inputs, inputs.root.path) * rate / len(others)
         caps.update(dict.fromkeys(others, share))
     return caps
 
 
-def _memory_limit(reason_inputs: MemoryInputs, path: str) -> float:
-    sample = reason_inputs.snapshot.cgroups.get(path)
+def _memory_limit(inputs: MemoryInputs, path: str) -> float:
+    sample = inputs.snapshot.cgroups.get(path)
     limit = None if sample is None else sample.limits.memory_max_bytes
     if limit is None:
         raise InputMissing(f"the memory limit of {path}")

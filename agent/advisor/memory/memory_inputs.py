@@ -10,11 +10,10 @@ from mmap import PAGESIZE
 
 import msgspec
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.config.memory import OffloadingLayerConfig
 from api.pod import Pod
 from api.snapshot import CgroupSample, Snapshot
-
-NS_PER_S = 1_000_000_000
 
 
 class InputMissing(Exception):

@@ -11,9 +11,10 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.advisor.memory.memory_inputs import (
-    NS_PER_S,
     InputMissing,
     MemoryAdvisorState,
     MemoryInputs,
@@ -326,9 +327,7 @@ def _advance_cgroup(
     if settings.policy == "senpai":
         size, target = _senpai_step(inputs, settings, config, sample, now, previous)
         if swap:
-            files = _require_known(read_stat(sample, "active_file"), "its cache") + _require_known(
-                read_stat(sample, "inactive_file"), "its cache"
-            )
+            files = _require_stat(sample, "active_file") + _require_stat(sample, "inactive_file")
             target = min(target, files + config.senpai_swap_bytes_per_s * settings.interval_s)
     else:
         target = _katalyst_target(settings, sample, now, previous)
@@ -336,9 +335,9 @@ def _advance_cgroup(
     if not swap:
         requested = limit_without_swap(
             target,
-            _require_known(read_stat(sample, "file"), "its cache"),
-            _require_known(read_stat(sample, "mapped"), "its mapped files"),
-            _require_known(read_stat(sample, "inactive_file"), "its inactive files"),
+            _require_stat(sample, "file"),
+            _require_stat(sample, "mapped"),
+            _require_stat(sample, "inactive_file"),
             settings.reserved_inactive_file_bytes,
         )
     if settings.max_reclaim_bytes is not None:
@@ -355,12 +354,7 @@ def _advance_cgroup(
     text = f"Policy {settings.policy} requests {format_bytes(target)} of {format_bytes(usage)} from {sample.path};"
     text += f" {format_bytes(requested)} can be released."
     reason = Reason(rule="memory_offload", text=text, threshold=settings.psi_avg60_threshold, inputs=observed)
-    past = OffloadState(
-        **{name: getattr(now, name) for name in now.__struct_fields__ if name not in ("target_bytes", "size_bytes")},
-        target_bytes=requested,
-        size_bytes=size,
-    )
-    return _OffloadStep(requested, past, reason)
+    return _OffloadStep(requested, replace(now, target_bytes=requested, size_bytes=size), reason)
 
 
 def _katalyst_target(
@@ -373,9 +367,7 @@ def _katalyst_target(
         law = (settings.psi_max_probe, settings.psi_avg60_threshold)
         results.append(psi_target(usage, _require_known(avg60, "its memory pressure"), *law))
     if settings.policy in ("refault", "integrated"):
-        inactive = _require_known(read_stat(sample, "inactive_anon"), "its inactive memory") + _require_known(
-            read_stat(sample, "inactive_file"), "its inactive files"
-        )
+        inactive = _require_stat(sample, "inactive_anon") + _require_stat(sample, "inactive_file")
         targets = RefaultTargets(
             settings.reclaim_accuracy_target, settings.reclaim_scan_efficiency_target, settings.refault_max_probe
         )
@@ -426,6 +418,20 @@ def _senpai_step(
     size, target = senpai_target(usage, size, (stall_us - stalled_us) / US_PER_S, law)
     pressure = 0.0 if sample.memory_pressure is None else sample.memory_pressure.some_avg10
     return size, target if max(pressure, io) < config.senpai_pressure else 0.0
+
+
+_STAT_INPUTS = {
+    "file": "its cache",
+    "active_file": "its active files",
+    "inactive_file": "its inactive files",
+    "inactive_anon": "its inactive memory",
+    "mapped": "its mapped files",
+}
+"""Names of counters in messages."""
+
+
+def _require_stat(sample: CgroupSample, name: str) -> int:
+    return _require_known(read_stat(sample, name), _STAT_INPUTS[name])
 
 
 def _require_known(value: ValueT | None, missing_input: str) -> ValueT:

@@ -8,14 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from agent.advisor.advisor_state import IsolationLoad, ProvisionInputs, ProvisionState
+from agent.advisor.advisor_state import NS_PER_S, IsolationLoad, ProvisionInputs, ProvisionState
 from agent.advisor.provision.regions import max_container_cores, share_pool_name
 from agent.config.advisor import IsolationConfig
 from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-
-NS_PER_S = 1_000_000_000
 
 
 class LoadIsolation(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +63,9 @@ def _isolate_pool(
     max_cores = round(sum(sizes.values()) * config.max_resource_ratios.get(base, config.max_resource_ratio), 6)
     max_pods = min(len(pods) - 1, int(round(len(pods) * config.max_pod_ratios.get(base, config.max_pod_ratio), 6)))
     isolated: list[str] = []
-    for pod in sorted(sorted(pods, key=_pod_uid, reverse=True), key=lambda pod: pod.key not in state.isolated):
+    for pod in sorted(
+        sorted(pods, key=lambda pod: pod.uid, reverse=True), key=lambda pod: pod.key not in state.isolated
+    ):
         fits = sum(sizes[key] for key in isolated) + sizes[pod.key] <= max_cores and len(isolated) < max_pods
         for container in pod.containers:
             if _is_ramping(container, inputs):
@@ -80,10 +80,6 @@ def _isolate_pool(
             if _is_isolated(now, runnable, inputs.now_ns, config, isolated_before=isolated_before):
                 chosen[pod.key] = _isolation_reason(pod, container, runnable, now, config)
                 isolated.append(pod.key)
-
-
-def _pod_uid(pod: Pod) -> str:
-    return pod.uid
 
 
 def _is_ramping(container: Container, inputs: ProvisionInputs) -> bool:

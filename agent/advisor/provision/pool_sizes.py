@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from agent.advisor.advisor_state import NS_PER_S
 from agent.advisor.provision.regions import NumaCapacity, RegionBounds
 from agent.config.advisor import AdvisorConfig
 from api.advice import NOT_NUMA_BOUND, PoolSize, Region, RegionKind, scale_proportionally
@@ -72,9 +73,6 @@ def apportion_cores(cores: float, cpus: Mapping[int, int], nodes: Collection[int
     parts = {numa: cores * size / total for numa, size in cpus.items() if numa in nodes}
     others = [size for numa, size in cpus.items() if numa not in nodes]
     return parts | ({NOT_NUMA_BOUND: cores * sum(others) / total} if others else {})
-
-
-NS_PER_S = 1_000_000_000
 
 
 class RegulatedRequirement(NamedTuple):
@@ -145,6 +143,10 @@ class RegionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum CPU use of reclaimed pods, if a policy sets one."""
 
     @property
+    def pool(self) -> str:
+        return self.region.pool
+
+    @property
     def need(self) -> int:
         return self.requirement if self.region.reclaimable else self.requested
 
@@ -198,11 +200,11 @@ def assemble_pools(requests: Sequence[RegionRequest], node: NumaCapacity, mode: 
         else:
             regulation, reclaim = _size_shared(group, mode)
         for request in group.requests:
-            name, size = request.region.name, regulation.sizes[request.region.pool]
+            name, size = request.region.name, regulation.sizes[request.pool]
             granted[name] = granted.get(name, 0) + size
-            reclaimable_cpus[name] = reclaimable_cpus.get(name, 0) + reclaim.overlap.get(request.region.pool, 0)
+            reclaimable_cpus[name] = reclaimable_cpus.get(name, 0) + reclaim.overlap.get(request.pool, 0)
             if request.region.bound or group.numa == NOT_NUMA_BOUND:
-                sizes.append(PoolSize(pool=request.region.pool, numa=group.numa, cpus=size))
+                sizes.append(PoolSize(pool=request.pool, numa=group.numa, cpus=size))
             if regulation.throttled:
                 throttled.add(name)
         sizes.append(
@@ -221,12 +223,12 @@ def assemble_pools(requests: Sequence[RegionRequest], node: NumaCapacity, mode: 
 
 def _own_overlap(group: NumaGroup, overlap: Mapping[str, int]) -> dict[str, int]:
     """The overlap without pools that are not bound to this NUMA node: theirs is reported for the whole node."""
-    foreign = (
-        {request.region.pool for request in group.requests if not request.region.bound}
+    unbound_pools = (
+        {request.pool for request in group.requests if not request.region.bound}
         if group.numa != NOT_NUMA_BOUND
         else set()
     )
-    return {pool: cpus for pool, cpus in sorted(overlap.items()) if pool not in foreign}
+    return {pool: cpus for pool, cpus in sorted(overlap.items()) if pool not in unbound_pools}
 
 
 def _unbound_sizes(
@@ -283,16 +285,12 @@ def _place_unbound(unbound: Sequence[RegionRequest], bound: dict[int, list[Regio
             if (
                 request.region.kind is RegionKind.SHARE
                 and 0 < room[numa] < _requested_cpus(left)
-                and _has_room_elsewhere(room, numa)
+                and any(cpus > 0 for other, cpus in room.items() if other != numa)
             ):
                 part, rest = _split_request(left, room[numa])
             bound[numa].append(part)
             room[numa] -= _requested_cpus(part)
             left = rest
-
-
-def _has_room_elsewhere(room: Mapping[int, int], numa: int) -> bool:
-    return any(cpus > 0 for other, cpus in room.items() if other != numa)
 
 
 def _split_request(original: RegionRequest, cpus: int) -> tuple[RegionRequest, RegionRequest]:
@@ -325,10 +323,10 @@ def _regulate_pools(requests: Sequence[RegionRequest], room: int, mode: SharingM
     has_room = requested + sum(request.upper for request in isolated) <= room - sum(
         request.requested for request in dedicated
     )
-    fixed = {request.region.pool: request.upper if has_room else request.lower for request in isolated}
-    fixed.update({request.region.pool: request.requested for request in dedicated})
+    fixed = {request.pool: request.upper if has_room else request.lower for request in isolated}
+    fixed.update({request.pool: request.requested for request in dedicated})
     expand = mode.overlap or not mode.enable_reclaim
-    flexible = {request.region.pool: request.requested if expand else request.need for request in share}
+    flexible = {request.pool: request.requested if expand else request.need for request in share}
     return regulate_pool_sizes(flexible, fixed, room, expand=expand)
 
 
@@ -341,7 +339,7 @@ def _size_shared(group: NumaGroup, mode: SharingMode) -> tuple[PoolRegulation, _
     if not mode.enable_reclaim:
         return regulation, _ReclaimPool(min(group.reserved, left), {})
     gaps = {
-        request.region.pool: regulation.sizes[request.region.pool] - request.requirement
+        request.pool: regulation.sizes[request.pool] - request.requirement
         for request in _of_kind(group.requests, RegionKind.DEDICATED)
         if request.region.reclaimable
     }
@@ -352,28 +350,28 @@ def _size_shared(group: NumaGroup, mode: SharingMode) -> tuple[PoolRegulation, _
 def _size_overlapping(group: NumaGroup, regulation: PoolRegulation, mode: SharingMode) -> _ReclaimPool:
     """Reclaimed pods run on CPUs of online pools: as many of each pool as it does not require."""
     sizes = regulation.sizes
-    online = {
-        request.region.pool: request for request in group.requests if request.region.kind is not RegionKind.ISOLATION
-    }
-    lendable = {pool: sizes[pool] for pool, request in online.items() if request.region.reclaimable}
+    online = {request.pool: request for request in group.requests if request.region.kind is not RegionKind.ISOLATION}
+    reclaimable_sizes = {pool: sizes[pool] for pool, request in online.items() if request.region.reclaimable}
     share = {pool: sizes[pool] for pool, request in online.items() if request.region.kind is RegionKind.SHARE}
-    required = sum(online[pool].requirement if pool in lendable else sizes[pool] for pool in share)
+    required = sum(online[pool].requirement if pool in reclaimable_sizes else sizes[pool] for pool in share)
     rest = {pool: size for pool, size in sizes.items() if pool not in share}
     free = group.available - sum(rest.values()) - required
-    gaps = sum(max(sizes[pool] - online[pool].requirement, 0) for pool in lendable if pool not in share)
+    gaps = sum(max(sizes[pool] - online[pool].requirement, 0) for pool in reclaimable_sizes if pool not in share)
     if not mode.enable_reclaim:
         overlap = _overlap_reserve(
-            group.reserved, free, lendable, share, _pools_for_reserve(online, sizes, group.reserved)
+            group.reserved, free, reclaimable_sizes, share, _pools_for_reserve(online, sizes, group.reserved)
         )
         reclaim = _ReclaimPool(group.reserved, overlap)
     elif free + gaps >= group.reserved:
         # A pool that requires all of its CPUs still shares one, so that reclaimed pods on it always have a CPU.
-        reclaim = _ReclaimPool(free + gaps, {pool: max(sizes[pool] - online[pool].requirement, 1) for pool in lendable})
+        reclaim = _ReclaimPool(
+            free + gaps, {pool: max(sizes[pool] - online[pool].requirement, 1) for pool in reclaimable_sizes}
+        )
     else:
         pools = _pools_for_reserve(online, sizes, group.reserved)
         reclaim = _ReclaimPool(group.reserved, regulate_overlap(pools, min(group.reserved, sum(pools.values()))))
     if mode.quota and group.numa != NOT_NUMA_BOUND and online:
-        overlap = {pool: max(cpus, lendable.get(pool, 0)) for pool, cpus in reclaim.overlap.items()}
+        overlap = {pool: max(cpus, reclaimable_sizes.get(pool, 0)) for pool, cpus in reclaim.overlap.items()}
         reclaim = _ReclaimPool(reclaim.cpus, overlap, _group_quota(group, online.values(), reclaim.cpus))
     return reclaim
 
@@ -385,11 +383,11 @@ def _pools_for_reserve(online: Iterable[str], sizes: Mapping[str, int], reserved
 
 
 def _overlap_reserve(
-    reserved: int, free: int, lendable: dict[str, int], share: dict[str, int], all_pools: dict[str, int]
+    reserved: int, free: int, reclaimable_sizes: dict[str, int], share: dict[str, int], all_pools: dict[str, int]
 ) -> dict[str, int]:
     """With reclaim disabled: the pools that the reserve of reclaimed pods overlaps."""
     if reserved > free:
-        pools = lendable if reserved <= sum(lendable.values()) else all_pools
+        pools = reclaimable_sizes if reserved <= sum(reclaimable_sizes.values()) else all_pools
         return regulate_overlap(pools, min(reserved, sum(pools.values())))
     if share and reserved <= sum(share.values()):
         return regulate_overlap(share, reserved)
@@ -414,10 +412,9 @@ def _size_exclusive(
     room = max(group.available - group.reserved - len(exclusive), len(others))
     other_pools = _regulate_pools(others, room, SharingMode()) if others else PoolRegulation({}, 0)
     each = max((group.available - other_pools.occupied) // len(exclusive), 1)
-    own = {request.region.pool: each for request in exclusive}
+    own = {request.pool: each for request in exclusive}
     required = {
-        request.region.pool: min(request.requirement, each) if request.region.reclaimable else each
-        for request in exclusive
+        request.pool: min(request.requirement, each) if request.region.reclaimable else each for request in exclusive
     }
     regulation = PoolRegulation({**other_pools.sizes, **own}, group.available, throttled=other_pools.throttled)
     reserved = min(max(ceil(group.reserved / len(exclusive)), 1), each)
@@ -425,9 +422,7 @@ def _size_exclusive(
         return regulation, _ReclaimPool(0, {pool: max(each - required[pool], reserved) for pool in own})
     # The quota of a policy takes precedence over the CPUs that the requirement leaves.
     quotas = {
-        request.region.pool: request.quota
-        for request in exclusive
-        if request.quota is not None and request.region.reclaimable
+        request.pool: request.quota for request in exclusive if request.quota is not None and request.region.reclaimable
     }
     left = sum(each if pool in quotas else each - required[pool] for pool in own)
     return regulation, _ReclaimPool(0, own, max(float(group.reserved), min((float(left), *quotas.values()))))

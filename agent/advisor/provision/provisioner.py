@@ -51,7 +51,7 @@ from agent.advisor.provision.regions import (
     pod_bound_nodes,
     requested_cores,
 )
-from agent.config.advisor import AdvisorConfig, InferenceConfig, ProvisionConfig
+from agent.config.advisor import AdvisorConfig, InferenceConfig, ProvisionConfig, ProvisionPolicyName
 from api.advice import (
     NOT_NUMA_BOUND,
     ControlKnob,
@@ -200,7 +200,7 @@ def build_region_inputs(
     )
 
 
-def region_policy_names(region: Region, config: ProvisionConfig) -> tuple[str, ...]:
+def region_policy_names(region: Region, config: ProvisionConfig) -> tuple[ProvisionPolicyName, ...]:
     """Return the names of the configured policies, the preferred one first."""
     return config.share_policies if region.kind is RegionKind.SHARE else config.dedicated_policies
 
@@ -492,17 +492,16 @@ def _lacks_requests(member: RegionMembers) -> bool:
 
 def _propose_controls(inputs: RegionInputs, context: ProvisionContext) -> tuple[RegionProposal, tuple[str, ...]]:
     """Return the proposal of the first policy that applies, and why those before it do not."""
-    names, skipped = region_policy_names(inputs.region, context.config), []
+    names, skipped = region_policy_names(inputs.region, context.config), list[str]()
+    candidates: tuple[ProvisionPolicyName, ...] = (*names, "canonical")
     settings = PolicySettings(advisor=context.advisor, gains=context.config.gains)
-    for name in (*names, "canonical"):
+    for name in candidates:
         answer = PROVISION_POLICIES[name](inputs, settings)
         if isinstance(answer, str):
             skipped.append(f"{name} does not apply: {answer}")
             continue
-        reference = next(
-            (restricted_by for policy, restricted_by in context.config.restrict.items() if policy == name), ""
-        )
-        if reference in names:
+        reference = context.config.restrict.get(name)
+        if reference is not None and reference in names:
             answer = _apply_restriction(answer, PROVISION_POLICIES[reference](inputs, settings))
         return answer, tuple(skipped)
     raise AssertionError("canonical needs nothing and always answers")

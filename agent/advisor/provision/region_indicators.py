@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from agent.advisor.advisor_state import LatencyPrediction, LatencyPredictions, ProvisionInputs, RequestWindow
+from agent.advisor.advisor_state import NS_PER_S, LatencyPrediction, LatencyPredictions, ProvisionInputs, RequestWindow
 from agent.advisor.provision.regions import RegionMembers
 from agent.config.advisor import IndicatorTargetsConfig, InferenceConfig
 from api.advice import IndicatorState, RegionKind
@@ -92,7 +92,6 @@ def _adjusted_target(target: float, offset: float, config: InferenceConfig) -> f
     return round(min(max(target, config.target_min), config.target_max), 6)
 
 
-NS_PER_S = 1_000_000_000
 REQUEST_WINDOW_S, REQUEST_STALE_S, MIN_REQUESTS = 5.0, 5.0, 20
 QUANTILE, MS_PER_S = 0.99, 1000.0
 
@@ -234,7 +233,7 @@ class ProvisionIndicators:
     def _measured(self, name: str, member: RegionMembers) -> float | None:
         if name == "cpi":
             return self._cpi(member) if member.region.kind is RegionKind.DEDICATED else None
-        if name == "cpu_usage_ratio":
+        if name == CPU_USAGE_RATIO:
             change = self._inputs.change
             busy = change.node.per_cpu_busy_ratio if change else {}
             return _mean([busy[cpu] for cpu in self._cpus(member) if cpu in busy])

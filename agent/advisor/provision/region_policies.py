@@ -12,6 +12,7 @@ from math import log
 import msgspec
 
 from agent.advisor.advisor_state import IndicatorController, RegionState
+from agent.advisor.provision.region_indicators import CPU_USAGE_RATIO
 from agent.advisor.provision.regions import RegionBounds
 from agent.config.advisor import AdvisorConfig, RamaGains
 from api.advice import ControlKnob, IndicatorState, Region
@@ -156,16 +157,13 @@ def _signal_inputs(signals: list[IndicatorState], dominant: str, knob: float) ->
     return result
 
 
-USAGE_INDICATOR = "cpu_usage_ratio"
-
-
 def propose_dynamic_quota(inputs: RegionInputs, settings: PolicySettings) -> PolicyAnswer:  # noqa: ARG001 - one signature
     """Quota = CPUs of reclaimed pods x (target - current) + their use, and at least the CPUs reserved for them."""
     if not inputs.enable_reclaim:
         return "reclaiming is disabled"
     if not inputs.region.bound:
         return "it is not bound to a NUMA node"
-    signal = next((signal for signal in inputs.signals if signal.name == USAGE_INDICATOR), None)
+    signal = next((signal for signal in inputs.signals if signal.name == CPU_USAGE_RATIO), None)
     cpus, used = inputs.reclaim_cpus, inputs.reclaim_use_cores
     if signal is None or used is None:
         return _hold_reclaim_quota(inputs)
@@ -174,12 +172,12 @@ def propose_dynamic_quota(inputs: RegionInputs, settings: PolicySettings) -> Pol
     return RegionProposal(
         policy="dynamic-quota",
         controls={ControlKnob.RECLAIM_QUOTA: quota},
-        text=f"reclaimed pods on {cpus} CPUs use {used:.2f} cores while {USAGE_INDICATOR} is {signal.current:.3g}, its target "
+        text=f"reclaimed pods on {cpus} CPUs use {used:.2f} cores while {CPU_USAGE_RATIO} is {signal.current:.3g}, its target "
         f"{signal.target:.3g}: their quota is max({cpus} x ({signal.target:.3g} - {signal.current:.3g}) + {used:.2f}, "
         f"{reserved:g}) = {quota:.2f} cores",
         inputs={
-            USAGE_INDICATOR: round(signal.current, 4),
-            f"{USAGE_INDICATOR}_target": round(signal.target, 4),
+            CPU_USAGE_RATIO: round(signal.current, 4),
+            f"{CPU_USAGE_RATIO}_target": round(signal.target, 4),
             "reclaim_cpus": cpus,
             "reclaim_use_cores": round(used, 3),
         },
@@ -190,10 +188,10 @@ def _hold_reclaim_quota(inputs: RegionInputs) -> PolicyAnswer:
     """Without its inputs, an existing quota is retained."""
     retained = inputs.state.quota_cores
     if inputs.state.policy != "dynamic-quota" or retained is None:
-        return f"{USAGE_INDICATOR} or the CPU use of reclaimed pods is not measured"
+        return f"{CPU_USAGE_RATIO} or the CPU use of reclaimed pods is not measured"
     return RegionProposal(
         policy="dynamic-quota",
         controls={ControlKnob.RECLAIM_QUOTA: retained},
-        text=f"{USAGE_INDICATOR} or the CPU use of reclaimed pods is not measured any more:"
+        text=f"{CPU_USAGE_RATIO} or the CPU use of reclaimed pods is not measured any more:"
         f" their quota stays at {retained:.2f} cores",
     )

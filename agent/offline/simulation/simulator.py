@@ -142,18 +142,9 @@ class Simulation:
 
     def _snapshot(self) -> Snapshot:
         now_ns = round(self._at_s * NS_PER_S)
-        times = {
-            cpu: CpuTimes(
-                user_ns=round(busy), nice_ns=0, system_ns=0, idle_ns=now_ns - round(busy), iowait_ns=0, irq_ns=0,
-                softirq_ns=0, steal_ns=0,
-            )
-            for cpu, busy in self._busy_ns.items()
-        }  # fmt: skip
+        times = {cpu: _cpu_times(round(busy), now_ns) for cpu, busy in self._busy_ns.items()}
         busy_ns = sum(cpu.user_ns for cpu in times.values())
-        total = CpuTimes(
-            user_ns=busy_ns, nice_ns=0, system_ns=0, idle_ns=len(times) * now_ns - busy_ns, iowait_ns=0, irq_ns=0,
-            softirq_ns=0, steal_ns=0,
-        )  # fmt: skip
+        total = _cpu_times(busy_ns, len(times) * now_ns)
         samples = {"/": CgroupSample(path="/", id=1, cpu_usage_ns=busy_ns)}
         for number, group in enumerate(self._groups):
             samples[group.service.cgroup] = _cgroup_sample(100 + number, group)
@@ -167,6 +158,12 @@ class Simulation:
             cgroups=samples,
             pods=tuple(service.pod for service in self._plan.services),
         )
+
+
+def _cpu_times(busy_ns: int, total_ns: int) -> CpuTimes:
+    return CpuTimes(
+        user_ns=busy_ns, nice_ns=0, system_ns=0, idle_ns=total_ns - busy_ns, iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0
+    )  # fmt: skip
 
 
 def _cgroup_sample(number: int, group: _SimulatedCgroup) -> CgroupSample:

@@ -22,9 +22,9 @@ from api.knobs import ONE_SHOT_KNOBS, Knob
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import Snapshot
-from tests.agent.advisor.builders import snapshot
 from tests.agent.qrm.cpuset import builders
 from tests.agent.qrm.cpuset.builders import S, dedicated, machine, machines, reclaimed, some_pods
+from tests.builders.snapshots import snapshot
 
 ROUNDS = 6
 MANY = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
@@ -60,7 +60,7 @@ def rounds(
         current = snapshot(
             float(second),
             [without_first(pod) if pod.name in down[second] else pod for pod in pods],
-            cpus=topology,
+            machine=topology,
             usage_s={name: used * second for name, used in cores.items()},
         )
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)

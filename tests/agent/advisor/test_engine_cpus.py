@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
-from agent.config.loader import parse_config
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus, allowed_cpus_of
 from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from agent.qrm.decisions.cpu import managed_cgroups
@@ -19,11 +18,10 @@ from api.measurements import CgroupLimits, ThreadStates
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import CgroupSample, Snapshot
-from tests.agent.advisor.builders import S, pod, snapshot, topology
-
-
-def settings(text: str) -> AgentConfig:
-    return parse_config(text.encode(), "test.yaml")
+from tests.agent.advisor.cycles import advice_of, evaluate_cycles, headroom_of, settings
+from tests.builders.nodes import S, topology
+from tests.builders.pods import dedicated, reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 
 def confined(current: Snapshot, lists: Mapping[str, str | None]) -> Snapshot:
@@ -41,7 +39,8 @@ def cpusets(current: Snapshot, result: PolicyResult) -> dict[str, str]:
 
 
 CANONICAL = "advisor: {policy: canonical}"
-DB, BATCH, WEB = pod("db", QoSLevel.DEDICATED, request=2.0), pod("b", QoSLevel.RECLAIMED), pod("web", QoSLevel.SHARED)
+IDLE = {"db": 0.0, "web": 0.0, "b": 0.0}
+DB, BATCH, WEB = dedicated("db", cpu_request=2.0), reclaimed("b"), shared("web")
 
 
 def test_suppressed_pods_get_no_exclusive_cpus() -> None:
@@ -51,29 +50,27 @@ def test_suppressed_pods_get_no_exclusive_cpus() -> None:
         "placing: {interruptCpuList: '0-1', reservedCpuList: '2'}\n"
         "knobs: {suppress: {policy: cpuset}}\n"
     )
-    state, result = PolicyState(), dict[str, str]()
-    for second in range(6):
-        current = confined(snapshot(second, [DB, BATCH], cpus=8, usage_s={"db": 0.0, "b": 0.0}), {"/db": "3-4"})
-        current = replace(current, node=replace(current.node, cpu=current.node.per_cpu[0]))
-        policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-        result = cpusets(current, policy_result)
-    assert result == {"/b": "5-7"}
+    shots = [
+        confined(snapshot(second, [DB, BATCH], machine=8, usage_s={"db": 0.0, "b": 0.0}), {"/db": "3-4"})
+        for second in range(6)
+    ]
+    cycles = [replace(shot, node=replace(shot.node, cpu=shot.node.per_cpu[0])) for shot in shots]
+    assert cpusets(cycles[-1], evaluate_cycles(cycles, config)[0][-1]) == {"/b": "5-7"}
 
 
 def test_a_dedicated_pod_without_its_own_cpus_counts_in_the_pool_where_it_runs() -> None:
     """Without numa_binding it runs with the shared pods; otherwise unused CPUs would be reserved for it."""
-    state, config = PolicyState(), settings(CANONICAL)
-    for second in range(4):
-        current = snapshot(
-            second, [DB, BATCH, WEB], cpus=8, usage_s={"db": 2.0 * second, "web": 1.0 * second, "b": 0.0}
-        )
-        result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-    assert result.advice is not None
-    assert result.advice.rejected["default/db"].rule == "dedicated_needs_numa_binding"
-    assert {size.pool for size in result.advice.cpu.sizes} == {"share", "reclaim"}
-    share = next(each for each in result.advice.cpu.regions if each.region.pool == "share")
+    cycles = [
+        snapshot(second, [DB, BATCH, WEB], machine=8, usage_s={"db": 2.0 * second, "web": 1.0 * second, "b": 0.0})
+        for second in range(4)
+    ]
+    result = evaluate_cycles(cycles, settings(CANONICAL))[0][-1]
+    advice = advice_of(result)
+    assert advice.rejected["default/db"].rule == "dedicated_needs_numa_binding"
+    assert {size.pool for size in advice.cpu.sizes} == {"share", "reclaim"}
+    share = next(each for each in advice.cpu.regions if each.region.pool == "share")
     assert set(share.region.pods) == {"default/db", "default/web"}
-    pools = {pool.name: pool.cpus for pool in result.advice.pools}
+    pools = {pool.name: pool.cpus for pool in advice.pools}
     assert pools.keys() == {"share", "reclaim"}
     assert sum(len(cpus) for cpus in pools.values()) == 8
     assert result.placement is not None
@@ -84,38 +81,26 @@ def test_pods_on_the_cpus_of_an_exclusive_pod_avoid_its_reclaimable_ones() -> No
     """The first pod is exclusive on the only NUMA node of 20 CPUs; the second runs there too, and a quarter is
     reclaimable. With sharing by priority, online pods keep all CPUs."""
     enhancements = Enhancements(numa_binding=True, numa_exclusive=True)
-    alone = replace(pod("db", QoSLevel.DEDICATED), enhancements=enhancements)
-    state = PolicyState()
-    for second in range(3):
-        current = snapshot(second, [alone, WEB, BATCH], cpus=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
-        result, state = evaluate_policy(current, settings(CANONICAL), state, current.taken_at_ns)
-    assert result.advice is not None
-    pools = {pool.name: set(pool.cpus) for pool in result.advice.pools}
+    alone = replace(dedicated("db"), enhancements=enhancements)
+    cycles = [snapshot(second, [alone, WEB, BATCH], machine=20, usage_s=IDLE) for second in range(3)]
+    advice = advice_of(evaluate_cycles(cycles, settings(CANONICAL))[0][-1])
+    pools = {pool.name: set(pool.cpus) for pool in advice.pools}
     assert len(pools["reclaim"]) == 5
     assert pools["share"] == set(range(20)) - pools["reclaim"]
-    for second in range(3):
-        current = snapshot(second, [alone, WEB, BATCH], cpus=20, usage_s={"db": 0.0, "web": 0.0, "b": 0.0})
-        result, state = evaluate_policy(
-            current, AgentConfig(), PolicyState() if second == 0 else state, current.taken_at_ns
-        )
+    result = evaluate_cycles(cycles, AgentConfig())[0][-1]
     assert result.placement is not None
     assert result.placement.cpus["/web"] == tuple(range(20))
 
 
 def test_a_refused_binding_leaves_no_pool_where_the_pod_is_not() -> None:
     """12 CPUs fit on neither NUMA node of 8: db runs with the others, and nothing is reserved on the node of its binding."""
-    asks = replace(
-        pod("db", QoSLevel.DEDICATED, request=12.0), enhancements=Enhancements(numa_binding=True), bound_numa=(0,)
-    )
-    state = PolicyState()
-    for second in range(4):
-        current = snapshot(
-            second, [asks, WEB, BATCH], cpus=topology(16, numa=2), usage_s={"db": 0.0, "web": 0.0, "b": 0.0}
-        )
-        result, state = evaluate_policy(current, settings(CANONICAL), state, current.taken_at_ns)
-    assert result.advice is not None
-    assert result.advice.rejected.keys() == {"default/db"}
-    assert {pool.name for pool in result.advice.pools} == {"share", "reclaim"}
+    asks = replace(dedicated("db", cpu_request=12.0), enhancements=Enhancements(numa_binding=True), bound_numa=(0,))
+    cycles = [
+        snapshot(second, [asks, WEB, BATCH], machine=topology(16, sockets=2), usage_s=IDLE) for second in range(4)
+    ]
+    advice = advice_of(evaluate_cycles(cycles, settings(CANONICAL))[0][-1])
+    assert advice.rejected.keys() == {"default/db"}
+    assert {pool.name for pool in advice.pools} == {"share", "reclaim"}
 
 
 ROOT = "/offline"
@@ -175,28 +160,20 @@ def test_cgroups_whose_shares_the_kubelet_writes_are_never_idle(root: str) -> No
 
 def test_a_refused_pod_is_not_isolated() -> None:
     """Pod db has nine runnable tasks on its one core, which would isolate other pods; it shares CPUs in any case."""
-    config, state = (
-        settings("advisor: {policy: canonical, provision: {isolation: {enabled: true, lockInRounds: 1}}}"),
-        PolicyState(),
-    )
-    db = pod("db", QoSLevel.DEDICATED, request=1.0)
-    webs = [pod(f"w{n}", QoSLevel.SHARED, request=4.0) for n in range(4)]
+    config = settings("advisor: {policy: canonical, provision: {isolation: {enabled: true, lockInRounds: 1}}}")
+    db = dedicated("db", cpu_request=1.0)
+    webs = [shared(f"w{n}", cpu_request=4.0) for n in range(4)]
+    idle, busy = (ThreadStates(runnable=count, uninterruptible=0, iowait=None, sleeping=0) for count in (0, 9))
+    cycles = []
     for second in range(40):
-        current = snapshot(
-            second, [db, *webs, BATCH], cpus=32, usage_s={p.name: 0.5 * second for p in (db, *webs, BATCH)}
-        )
-        busy = {
-            path: replace(
-                item,
-                threads_by_state=ThreadStates(
-                    runnable=9 if path == "/db" else 0, uninterruptible=0, iowait=None, sleeping=0
-                ),
-            )
-            for path, item in current.cgroups.items()
+        pods = [db, *webs, BATCH]
+        shot = snapshot(second, pods, machine=32, usage_s={each.name: 0.5 * second for each in pods})
+        cgroups = {
+            path: replace(item, threads_by_state=busy if path == "/db" else idle) for path, item in shot.cgroups.items()
         }
-        result, state = evaluate_policy(replace(current, cgroups=busy), config, state, current.taken_at_ns)
-    assert result.advice is not None
-    assert {pool.name for pool in result.advice.pools} == {"share", "reclaim"}
+        cycles.append(replace(shot, cgroups=cgroups))
+    advice = advice_of(evaluate_cycles(cycles, config)[0][-1])
+    assert {pool.name for pool in advice.pools} == {"share", "reclaim"}
 
 
 POD_PATHS = ("/kubepods", "/kubepods/burstable/web", "/kubepods/besteffort/b")
@@ -211,7 +188,7 @@ def node_below(second: int, kubepods: str | None, cpus: int = 48) -> Snapshot:
             ("b", QoSLevel.RECLAIMED, POD_PATHS[2], {}),
         )
     ]
-    current = snapshot(second, pods, cpus=topology(cpus, numa=2))
+    current = snapshot(second, pods, machine=topology(cpus, sockets=2))
     cgroups = {
         path: CgroupSample(path=path, id=number, cpu_usage_ns=second * used * S)
         for number, (path, used) in enumerate(zip(POD_PATHS, (14, 4, 10), strict=True), 2)
@@ -220,25 +197,20 @@ def node_below(second: int, kubepods: str | None, cpus: int = 48) -> Snapshot:
 
 
 def run_cycles(kubepods: Iterable[str | None], text: str) -> list[tuple[Snapshot, PolicyResult]]:
-    config, state, result = settings(text), PolicyState(), []
-    for second, cpus in enumerate(kubepods):
-        current = node_below(second, cpus)
-        policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-        result.append((current, policy_result))
-    return result
+    cycles = [node_below(second, cpus) for second, cpus in enumerate(kubepods)]
+    return list(zip(cycles, evaluate_cycles(cycles, settings(text))[0], strict=True))
 
 
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
 def test_cpus_outside_of_the_allowed_set_are_not_assigned(policy: str) -> None:
     for current, policy_result in run_cycles(["0-23"] * 3, f"advisor: {{policy: {policy}}}"):
-        assert policy_result.advice is not None
-        assert policy_result.advice.headroom is not None
-        pools = {pool.name: set(pool.cpus) for pool in policy_result.advice.pools}
+        advice = advice_of(policy_result)
+        pools = {pool.name: set(pool.cpus) for pool in advice.pools}
         assert set().union(*pools.values()) == set(range(24))
-        assert sum(size.cpus for size in policy_result.advice.cpu.sizes) == 24
-        assert policy_result.advice.reclaimable_cores <= 24
-        assert (policy_result.advice.headroom.cores or 0) <= 24
-        assert "/kubepods limits pods to CPUs 0-23 of the node's 48." in policy_result.advice.reason.text
+        assert sum(size.cpus for size in advice.cpu.sizes) == 24
+        assert advice.reclaimable_cores <= 24
+        assert (headroom_of(policy_result).cores or 0) <= 24
+        assert "/kubepods limits pods to CPUs 0-23 of the node's 48." in advice.reason.text
         assert len(current.topology.cpus) == 48
         result = cpusets(current, policy_result)
         if policy == "canonical":
@@ -254,8 +226,7 @@ def test_a_change_of_the_allowed_cpus_is_followed_in_both_directions() -> None:
     cycles = run_cycles(["0-47", "0-47", "4-11", "4-11", "0-47"], CANONICAL)
     sizes = []
     for _, result in cycles:
-        assert result.advice is not None
-        cpus = [cpu for pool in result.advice.pools for cpu in pool.cpus]
+        cpus = [cpu for pool in advice_of(result).pools for cpu in pool.cpus]
         assert len(cpus) == len(set(cpus))
         sizes.append((min(cpus), max(cpus), len(cpus)))
     assert sizes == [(0, 47, 48)] * 2 + [(4, 11, 8)] * 2 + [(0, 47, 48)]
@@ -263,10 +234,8 @@ def test_a_change_of_the_allowed_cpus_is_followed_in_both_directions() -> None:
 
 @pytest.mark.parametrize("missing", [None, ""])
 def test_unreadable_allowed_cpus_stay_as_they_were(missing: str | None) -> None:
-    sizes = []
-    for _, result in run_cycles([missing, "0-23", missing, missing], CANONICAL):
-        assert result.advice is not None
-        sizes.append(sum(len(pool.cpus) for pool in result.advice.pools))
+    cycles = run_cycles([missing, "0-23", missing, missing], CANONICAL)
+    sizes = [sum(len(pool.cpus) for pool in advice_of(result).pools) for _, result in cycles]
     assert sizes == [48, 24, 24, 24]
 
 

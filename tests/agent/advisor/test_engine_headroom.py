@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -23,16 +23,17 @@ from agent.config.config import AgentConfig
 from agent.config.qrm import CpuPlacementConfig
 from agent.config.report import ReportConfig
 from agent.config.units import GIB
-from agent.qrm.decisions.compose import PolicyResult
-from api.advice import Headroom
 from api.cpu import Topology
 from api.measurements import CpuTimes, NumaNode
 from api.pod import Pod
-from api.qos import Enhancements, QoSLevel
+from api.qos import Enhancements
 from api.snapshot import ComponentHealth, NodeSample, Snapshot
-from tests.agent.advisor.builders import S, pod, snapshot, topology
+from tests.agent.advisor.cycles import advice_of, evaluate_cycles, headroom_of, reported_of
+from tests.builders.nodes import S, topology
+from tests.builders.pods import dedicated, reclaimed, shared
+from tests.builders.snapshots import snapshot
 
-TWO = topology(96, numa=2)
+TWO = topology(96, sockets=2)
 """0-47 and 48-95, a socket each."""
 
 
@@ -51,7 +52,7 @@ def build_snapshot(
     busy: float | Mapping[int, float] = 0.0,
 ) -> Snapshot:
     """Return a snapshot in which pods have always used these cores and CPUs have always been this busy."""
-    built = snapshot(at_s, pods, cpus=node, usage_s={name: cores * at_s for name, cores in used.items()})
+    built = snapshot(at_s, pods, machine=node, usage_s={name: cores * at_s for name, cores in used.items()})
     ratios = {cpu: busy.get(cpu, 0.0) if isinstance(busy, Mapping) else busy for cpu in node.ids}
     total = sum(ratios.values())
     cpu = CpuTimes(
@@ -66,16 +67,8 @@ def canonical(**headroom: Any) -> AgentConfig:
     return AgentConfig(advisor=AdvisorConfig(policy="canonical", headroom=HeadroomConfig(**headroom)))
 
 
-def headroom_of(result: PolicyResult) -> Headroom:
-    assert result.advice is not None
-    assert result.advice.headroom is not None
-    return result.advice.headroom
-
-
-def advertised(result: PolicyResult) -> Headroom:
-    assert result.advice is not None
-    assert result.advice.reported_headroom is not None
-    return result.advice.reported_headroom
+def batch_config(**advisor: Any) -> AgentConfig:
+    return AgentConfig(advisor=AdvisorConfig(headroom=HeadroomConfig(policy="koordinator-batch"), **advisor))
 
 
 def util(**fields: Any) -> dict[str, Any]:
@@ -88,16 +81,14 @@ def util(**fields: Any) -> dict[str, Any]:
         (0.3, 3.0, 10.0, util(), 13),  # 10 CPUs, target .6: 10 + 10 x .3
         (0.8, 1.0, 10.0, util(), 5),  # supply 3, 1.5 times that, rounded up
         (0.3, 3.0, 10.0, {}, 10),  # what is idle and what is used
-        (0.0, 0.0, 10.0, util(max_oversold_rate=1.2), 12),
         (0.9, 9.0, 15.0, util(maximum=0.8), 14),  # above the maximum: 15 - 10 x .1
-        (0.7, 7.0, 12.0, util(maximum=0.8), 12),  # between both: as it was
     ],
 )
 def test_the_reclaim_pool_by_its_utilisation(
     busy: float, used: float, last: float, headroom: dict[str, Any], expected: float
 ) -> None:
     """96 CPUs on two NUMA nodes; the first ten are the reclaim pool, and this headroom is reported on NUMA node 0."""
-    config, pods = canonical(**headroom), [pod("batch", QoSLevel.RECLAIMED)]
+    config, pods = canonical(**headroom), [reclaimed("batch")]
     ratios = dict.fromkeys(range(10), busy)
     _, state = evaluate_policy(build_snapshot(1, pods, TWO, {"batch": used}, ratios), config, PolicyState(), S)
     assigned = replace(state.advisor, pools={"reclaim": tuple(range(10))}, reported_by_numa={0: last, 1: 0.0})
@@ -108,33 +99,23 @@ def test_the_reclaim_pool_by_its_utilisation(
     assert result.cores_by_numa == {0: pytest.approx(expected), 1: 0}
 
 
-def play(
-    shots: Sequence[Snapshot], config: AgentConfig, state: PolicyState | None = None
-) -> tuple[PolicyResult, PolicyState]:
-    """Return the last of these cycles."""
-    result, state = PolicyResult(), state or PolicyState()
-    for shot in shots:
-        result, state = evaluate_policy(shot, config, state, shot.taken_at_ns)
-    return result, state
-
-
-def bound_to(owner: Pod, *numa: int, **wants: Any) -> Pod:
-    return replace(owner, enhancements=Enhancements(numa_binding=True, **wants), bound_numa=numa)
+def bound_to(owner: Pod, *numa: int, **fields: Any) -> Pod:
+    return replace(owner, enhancements=Enhancements(numa_binding=True, **fields), bound_numa=numa)
 
 
 def test_headroom_of_an_exclusive_numa_node() -> None:
     """48 CPUs on two NUMA nodes. The pod uses 10 of its 24, spread evenly: 12.5 and a reserve of 2 make 15 CPUs."""
-    node = topology(48, numa=2)
-    alone = bound_to(pod("alone", QoSLevel.DEDICATED, request=24), 1, numa_exclusive=True)
-    pods, used = [pod("web", QoSLevel.SHARED, request=4), alone], {"alone": 10.0, "web": 1.0}
+    node = topology(48, sockets=2)
+    alone = bound_to(dedicated("alone", cpu_request=24), 1, numa_exclusive=True)
+    pods, used = [shared("web", cpu_request=4), alone], {"alone": 10.0, "web": 1.0}
     busy = dict.fromkeys(range(24, 48), 10 / 24) | {0: 1.0}
-    result, _ = play([build_snapshot(at, pods, node, used, busy) for at in range(1, 200)], canonical())
-    assert result.advice is not None
-    overlaps = {(size.pool, size.numa): size.overlap for size in result.advice.cpu.sizes}
+    cycles = [build_snapshot(at, pods, node, used, busy) for at in range(1, 200)]
+    result = evaluate_cycles(cycles, canonical())[0][-1]
+    overlaps = {(size.pool, size.numa): size.overlap for size in advice_of(result).cpu.sizes}
     assert overlaps["reclaim", 1] == {"dedicated-default/alone": 24 - 15}
     # 9 CPUs x 14 / 24 idle are 5.25, rounded up on a NUMA node with bound pods; all but the share pool's four
     assert headroom_of(result).cores_by_numa == {0: 20, 1: 6}
-    regions = {item.region.name: item for item in result.advice.cpu.regions}
+    regions = {item.region.name: item for item in advice_of(result).cpu.regions}
     # 24 less 2 at most; 12.5 are needed and 2 reserved, and 2 that reclaimed pods keep
     assert regions["dedicated-default/alone-NUMA1"].headroom_cores == pytest.approx(22 - 12.5 - 2 + 2)
     assert regions["share"].headroom_cores == pytest.approx(22 - 1.25 - 2 + 2)
@@ -144,19 +125,14 @@ def test_headroom_of_an_exclusive_numa_node() -> None:
     ("policy", "cores", "rule"),
     [
         ("none", 0.0, "region_none"),
-        ("canonical", 18.75, "region_canonical"),
         # no profile reports a problem, so a score of 100 makes all of it reclaimable
         ("numa-dedicated", 18.75, "region_numa_dedicated"),
-        ("numa-exclusive", 18.75, "region_numa_dedicated"),
     ],
 )
 def test_regions_use_their_headroom_policy(policy: Any, cores: float, rule: str) -> None:
-    web = pod("web", QoSLevel.SHARED)
-    result, _ = play(
-        [build_snapshot(at, [web], topology(24), {"web": 1.0}) for at in (1, 2)], canonical(share_region=policy)
-    )
-    assert result.advice is not None
-    (share,) = result.advice.cpu.regions
+    web = shared("web")
+    cycles = [build_snapshot(at, [web], topology(24), {"web": 1.0}) for at in (1, 2)]
+    (share,) = advice_of(evaluate_cycles(cycles, canonical(share_region=policy))[0][-1]).cpu.regions
     # 20 at most, of which 1.25 are needed and 4 reserved; 4 more that reclaimed pods keep
     assert share.headroom_cores == pytest.approx(cores)
     assert share.headroom_reason is not None
@@ -166,8 +142,8 @@ def test_regions_use_their_headroom_policy(policy: Any, cores: float, rule: str)
 @pytest.mark.parametrize("policy", ["canonical", "latency"])
 @pytest.mark.parametrize("headroom", ["common", "estimate", "koordinator-batch"])
 def test_no_headroom_on_the_socket_of_an_unreclaimable_share_pool(policy: Any, headroom: Any) -> None:
-    near = bound_to(pod("near", QoSLevel.SHARED, request=4), 1, cpuset_pool="flink")
-    pods, used = [near, pod("web", QoSLevel.SHARED, request=4)], {"near": 1.0, "web": 1.0}
+    near = bound_to(shared("near", cpu_request=4), 1, cpuset_pool="flink")
+    pods, used = [near, shared("web", cpu_request=4)], {"near": 1.0, "web": 1.0}
     for disabled in ((), ("flink",)):
         config = AgentConfig(
             advisor=AdvisorConfig(
@@ -176,7 +152,8 @@ def test_no_headroom_on_the_socket_of_an_unreclaimable_share_pool(policy: Any, h
                 provision=ProvisionConfig(disable_reclaim_share_pools=disabled),
             )
         )
-        result = headroom_of(play([with_space(build_snapshot(at, pods, TWO, used)) for at in (1, 2, 3, 40)], config)[0])
+        cycles = [with_space(build_snapshot(at, pods, TWO, used)) for at in (1, 2, 3, 40)]
+        result = headroom_of(evaluate_cycles(cycles, config)[0][-1])
         by_numa = result.cores_by_numa
         assert (by_numa[0] > 0, by_numa[1] > 0) == (True, not disabled)
         assert result.cores == pytest.approx(sum(by_numa.values()))
@@ -210,9 +187,7 @@ def with_space(shot: Snapshot, total: int = 200, busy: int = 50, anon: Mapping[s
 def koordinator(at_s: float, spent_s: float) -> Snapshot:
     """Return 100 CPUs of which the system uses 10 and a prod pod has used these seconds; 200 GiB, 30 by the pod and 20 by
     the system."""
-    shot = snapshot(
-        at_s, [pod("web", QoSLevel.SHARED, request=80)], cpus=topology(100, numa=2), usage_s={"web": spent_s}
-    )
+    shot = snapshot(at_s, [shared("web", cpu_request=80)], machine=topology(100, sockets=2), usage_s={"web": spent_s})
     busy = spent_s + 10 * at_s
     cpu = replace(times(0, 0), user_ns=round(busy * S), idle_ns=round((100 * at_s - busy) * S))
     return with_space(replace(shot, node=replace(shot.node, cpu=cpu)), anon={"web": 30})
@@ -247,7 +222,7 @@ def koordinator(at_s: float, spent_s: float) -> Snapshot:
 )
 def test_koordinators_sums_by_settings(allowance: Any, headroom: HeadroomConfig, cores: float, gib: float) -> None:
     config = AgentConfig(advisor=AdvisorConfig(policy=allowance, ramp_up_s=0, headroom=headroom))
-    result = headroom_of(play([koordinator(at, 20.0 * at) for at in (1, 2)], config)[0])
+    result = headroom_of(evaluate_cycles([koordinator(at, 20.0 * at) for at in (1, 2)], config)[0][-1])
     assert result.cores == pytest.approx(cores)
     assert result.cores_by_numa == {0: pytest.approx(cores / 2), 1: pytest.approx(cores / 2)}
     assert result.memory_bytes == pytest.approx(gib * GIB)
@@ -261,18 +236,15 @@ def test_koordinators_sums_by_settings(allowance: Any, headroom: HeadroomConfig,
 
 def story(changes: Sequence[float], config: AgentConfig, every_s: int = 30) -> list[float | None]:
     """Return the reported CPU headroom of cycles at these intervals, with this use of the pod before each of them."""
-    state, reported, spent = PolicyState(), list[float | None](), 0.0
-    for context, cores in enumerate((0.0, *changes)):
-        spent += cores * every_s * (context > 0)
-        result, state = evaluate_policy(koordinator(context * every_s, spent), config, state, context * every_s * S + S)
-        reported.append(advertised(result).cores)
-    return reported
+    spent_s = accumulate(cores * every_s for cores in (0.0, *changes))
+    cycles = [koordinator(number * every_s, spent) for number, spent in enumerate(spent_s)]
+    return [reported_of(result).cores for result in evaluate_cycles(cycles, config)[0]]
 
 
 @pytest.mark.parametrize("allowance", ["canonical", "latency"])
 def test_reported_headroom_follows_a_window_in_steps(allowance: Any) -> None:
     """Batch is 50 less what the pod uses. Samples are 30 s apart, and four make a window."""
-    config = AgentConfig(advisor=AdvisorConfig(policy=allowance, headroom=HeadroomConfig(policy="koordinator-batch")))
+    config = batch_config(policy=allowance)
     # nothing is known in the first cycle; then the window fills
     assert story([20, 20, 20, 20], config) == [None, None, None, None, 30]
     settled = [20.0] * 4
@@ -287,31 +259,28 @@ def test_reported_headroom_follows_a_window_in_steps(allowance: Any) -> None:
 
 
 def test_cycles_between_two_samples_change_nothing() -> None:
-    config = AgentConfig(advisor=AdvisorConfig(headroom=HeadroomConfig(policy="koordinator-batch")))
+    config = batch_config()
     every_second = story([20.0] * 125 + [0.0] * 30, config, every_s=1)
     changes = [at for at, (a, b) in enumerate(pairwise(every_second), 1) if a != b]
     assert changes == [120, 150]
 
 
 def test_reported_headroom_excludes_a_reserve_and_adds_up_by_numa_node() -> None:
-    config = AgentConfig(
-        advisor=AdvisorConfig(headroom=HeadroomConfig(policy="koordinator-batch")),
-        report=ReportConfig(reserved_cores=5, reserved_memory_mib=10 * 1024),
-    )
-    result, _ = play([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], config)
-    reported = advertised(result)
+    config = replace(batch_config(), report=ReportConfig(reserved_cores=5, reserved_memory_mib=10 * 1024))
+    results, _ = evaluate_cycles([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], config)
+    reported = reported_of(results[-1])
     assert (reported.cores, reported.cores_by_numa) == (25, {0: 12.5, 1: 12.5})
     assert (reported.memory_bytes, reported.memory_by_numa) == (70 * GIB, {0: 35 * GIB, 1: 35 * GIB})
     assert reported.reason.inputs["cpu_reserved"] == 5
 
 
 def test_disabling_reclaim_reports_zero_at_once() -> None:
-    on = AgentConfig(advisor=AdvisorConfig(headroom=HeadroomConfig(policy="koordinator-batch")))
-    result, state = play([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], on)
-    assert advertised(result).cores == 30
+    on = batch_config()
+    results, state = evaluate_cycles([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], on)
+    assert reported_of(results[-1]).cores == 30
     off = replace(on, advisor=replace(on.advisor, enable_reclaim=False))
-    result, _ = play([koordinator(151, 20.0 * 151)], off, state)
-    for amounts in (headroom_of(result), advertised(result)):
+    ((result,), _) = evaluate_cycles([koordinator(151, 20.0 * 151)], off, state)
+    for amounts in (headroom_of(result), reported_of(result)):
         assert (amounts.cores, amounts.cores_by_numa, amounts.memory_bytes) == (0, {0: 0, 1: 0}, 0)
 
 
@@ -319,39 +288,33 @@ def test_utilisation_uses_the_reported_headroom() -> None:
     """Katalyst reads it from the node's resource object. 24 CPUs, 20 in the reclaim pool, no use: the headroom is 24 as
     soon as 20 are reported."""
     config = canonical(util=CpuUtilBasedConfig(enable=True))
-    shots = [build_snapshot(at, [], topology(24), {}) for at in range(0, 400, 10)]
-    state, story = PolicyState(), []
-    for shot in shots:
-        result, state = evaluate_policy(shot, config, state, shot.taken_at_ns)
-        story.append((headroom_of(result).cores, advertised(result).cores))
-    assert story[1] == (20, None)
-    assert story[11:14] == [(20, None), (20, 20), (24, 20)]
-    assert story[-1] == (24, 24)
+    cycles = [build_snapshot(at, [], topology(24), {}) for at in range(0, 400, 10)]
+    cores = [(headroom_of(result).cores, reported_of(result).cores) for result in evaluate_cycles(cycles, config)[0]]
+    assert cores[1] == (20, None)
+    assert cores[11:14] == [(20, None), (20, 20), (24, 20)]
+    assert cores[-1] == (24, 24)
 
 
 def test_a_reclaimed_pod_is_bound_only_where_headroom_is_known() -> None:
     config = replace(canonical(), placing=CpuPlacementConfig(enable_reclaim_numa_binding=True))
-    batch = replace(pod("batch", QoSLevel.RECLAIMED), enhancements=Enhancements(numa_binding=True))
+    batch = replace(reclaimed("batch"), enhancements=Enhancements(numa_binding=True))
     asks = replace(batch.containers[0], reclaimed_cpu_cores=20.0)
     batch = replace(batch, containers=(asks,))
     shots = [build_snapshot(at, [batch], TWO, {"batch": 1.0}, {0: 1.0}) for at in (1, 2, 3)]
-    result, state = play(shots[:1], config)
-    assert result.placement is not None
-    assert result.placement.rejected["default/batch"].rule == "numa_headroom_unknown"
-    result, state = play(shots[1:], config, state)
-    assert result.placement is not None
-    assert not result.placement.rejected
-    assert len({cpu // 48 for cpu in result.placement.cpus["/batch"]}) == 1
+    first, _, last = (result.placement for result in evaluate_cycles(shots, config)[0])
+    assert first is not None
+    assert first.rejected["default/batch"].rule == "numa_headroom_unknown"
+    assert last is not None
+    assert not last.rejected
+    assert len({cpu // 48 for cpu in last.cpus["/batch"]}) == 1
 
 
 def test_policy_latency_has_the_estimated_headroom_by_numa_node() -> None:
     """96 CPUs. Online pods need 1.25 x (20 + 4): 20 are bound to NUMA node 1, and 4 run anywhere."""
-    near = bound_to(pod("near", QoSLevel.SHARED, request=20), 1)
-    pods, used = [near, pod("web", QoSLevel.SHARED, request=4)], {"near": 20.0, "web": 4.0}
-    policy_result, _ = play(
-        [build_snapshot(at, pods, TWO, used) for at in (1, 2)], AgentConfig(advisor=AdvisorConfig(ramp_up_s=0))
-    )
-    result = headroom_of(policy_result)
+    near = bound_to(shared("near", cpu_request=20), 1)
+    pods, used = [near, shared("web", cpu_request=4)], {"near": 20.0, "web": 4.0}
+    cycles = [build_snapshot(at, pods, TWO, used) for at in (1, 2)]
+    result = headroom_of(evaluate_cycles(cycles, AgentConfig(advisor=AdvisorConfig(ramp_up_s=0)))[0][-1])
     assert result.reason.rule == "estimate"
     assert result.cores == pytest.approx(96 - 30 - 4)
     # 45.5 and 20.5 CPUs are left there
@@ -360,7 +323,7 @@ def test_policy_latency_has_the_estimated_headroom_by_numa_node() -> None:
 
 
 def test_policy_state_survives_json() -> None:
-    _, state = play([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], AgentConfig())
+    _, state = evaluate_cycles([koordinator(at, 20.0 * at) for at in range(0, 151, 30)], AgentConfig())
     assert state.reporter.reported_headroom is not None
     assert msgspec.json.decode(msgspec.json.encode(state.reporter), type=ReporterState) == state.reporter
 
@@ -374,16 +337,16 @@ def unlisted(snapshot: Snapshot, pods: tuple[Pod, ...] = ()) -> Snapshot:
 def test_a_stale_pod_list_gives_no_new_headroom_and_no_growth(policy: Any) -> None:
     """By the stale list, all 96 CPUs are idle."""
     config = AgentConfig(advisor=AdvisorConfig(policy=policy), report=ReportConfig(window_s=60.0))
-    pods, blind, sighted = (pod("web", QoSLevel.SHARED, request=4),), PolicyState(), PolicyState()
+    pods, blind, sighted = (shared("web", cpu_request=4),), PolicyState(), PolicyState()
     for at in range(0, 300, 30):
         now = build_snapshot(at, pods, TWO, {"web": 1.0})
         result, blind = evaluate_policy(unlisted(now), config, blind, now.taken_at_ns)
-        assert result.advice is None or advertised(result).cores is None
+        assert result.advice is None or reported_of(result).cores is None
         result, sighted = evaluate_policy(now, config, sighted, now.taken_at_ns)
-    before = advertised(result)
+    before = reported_of(result)
     assert before.cores is not None
     assert before.cores > 48
-    # The pod has gone meanwhile, for all that anybody knows, and a larger one may have come.
+    # By the stale list the pod may have ended meanwhile, and a larger one may have started.
     later = build_snapshot(330, pods, TWO, {"web": 0.1})
     result, _ = evaluate_policy(unlisted(later, pods), config, sighted, later.taken_at_ns)
-    assert (advertised(result).cores, advertised(result).stale[:1]) == (before.cores, ("cpu",))
+    assert (reported_of(result).cores, reported_of(result).stale[:1]) == (before.cores, ("cpu",))

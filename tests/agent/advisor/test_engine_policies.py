@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
-from agent.config.loader import ConfigError, parse_config
+from agent.config.loader import ConfigError
 from agent.eviction.eviction_inputs import EvictionInputs
 from agent.eviction.manager import EvictionState
 from agent.eviction.manager import evaluate_evictions as evict
@@ -21,12 +21,16 @@ from agent.qrm.decisions.compose import PolicyResult, compose_decisions
 from api.advice import IndicatorState, PowerActionKind
 from api.annotations import IndicatorTarget, ServiceProfile, parse_service_profile
 from api.cpu import Topology
+from api.decision import Decision
 from api.knobs import Knob
-from api.measurements import CpuTimes, Interface, Pressure, RunqLatency
-from api.pod import Container, Pod
+from api.measurements import Interface, Pressure, RunqLatency
+from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import RequestLatency, Snapshot
-from tests.agent.advisor.builders import pod, snapshot, topology
+from tests.agent.advisor.cycles import advice_of, evaluate_cycles, settings
+from tests.builders.nodes import topology
+from tests.builders.pods import dedicated, pod, reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 S, GIB = 1_000_000_000, 1 << 30
 RAMA = """
@@ -39,12 +43,8 @@ advisor:
 BOUNDS_S = (0.01, 0.02, 0.05, 0.1)
 
 
-def settings(text: str) -> AgentConfig:
-    return parse_config(text.encode(), "test.yaml")
-
-
 def profiled(name: str, qos: QoSLevel = QoSLevel.SHARED, request: float | None = None, **text: Any) -> Pod:
-    built = pod(name, qos, request=request)
+    built = pod(name, qos, cpu_request=request)
     return replace(built, profile=msgspec.convert(text, ServiceProfile))
 
 
@@ -66,14 +66,14 @@ def story(
     cpus: int | Topology = 48,
 ) -> list[PolicyResult]:
     """Run one cycle per second; every pod uses one core."""
-    state, result = PolicyState(), []
-    for second in seconds:
-        current = snapshot(second, pods, cpus=cpus, usage_s={each.name: float(second) for each in pods})
-        if slow is not None:
-            current = replace(current, indicators={"default/web": answering(second, slow)})
-        policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-        result.append(policy_result)
-    return result
+    cycles = [
+        snapshot(
+            second, pods, machine=cpus, usage_s={each.name: float(second) for each in pods},
+            indicators={} if slow is None else {"default/web": answering(second, slow)},
+        )
+        for second in seconds
+    ]  # fmt: skip
+    return evaluate_cycles(cycles, config)[0]
 
 
 def share_sizes(result: Sequence[PolicyResult]) -> list[int]:
@@ -87,8 +87,7 @@ def test_slow_requests_grow_the_pool_under_rama() -> None:
     web = profiled("web", targets={"request_p99_ms": {"upper": 20}})
     result = story([web], settings(RAMA), range(60), slow=1.0)
     # All requests within (20, 50] ms: the 99th percentile by Prometheus' rule is 20 + 30 x 0.99 = 49.7 ms.
-    assert result[-1].advice is not None
-    region = result[-1].advice.cpu.regions[0]
+    region = advice_of(result[-1]).cpu.regions[0]
     assert region.signals == (IndicatorState(name="request_p99_ms", current=pytest.approx(49.7), target=20.0),)
     assert "request_p99_ms is 49.7 ms, its target 20 ms" in region.reason.text
     sizes = share_sizes(result)
@@ -116,46 +115,48 @@ def test_the_pod_furthest_above_its_target_decides_for_its_pool() -> None:
         profiled("web", targets={"request_p99_ms": {"upper": 40}}),
         profiled("api", targets={"request_p99_ms": {"lower": 4}}),
     ]
-    state, config = PolicyState(), settings(RAMA)
-    for second in range(12):
-        current = snapshot(second, pods, cpus=48, usage_s={"web": 1.0 * second, "api": 1.0 * second})
-        indicators = {"default/web": answering(second, 1.0), "default/api": answering(second, 0.0)}
-        result, state = evaluate_policy(replace(current, indicators=indicators), config, state, current.taken_at_ns)
-    assert result.advice is not None
+    cycles = [
+        snapshot(
+            second, pods, machine=48, usage_s={"web": 1.0 * second, "api": 1.0 * second},
+            indicators={"default/web": answering(second, 1.0), "default/api": answering(second, 0.0)},
+        )
+        for second in range(12)
+    ]  # fmt: skip
+    advice = advice_of(evaluate_cycles(cycles, settings(RAMA))[0][-1])
     # 49.7 of 40 is 1.24 times, 9.9 of 4 is 2.5 times.
-    assert result.advice.cpu.regions[0].signals[0] == IndicatorState(
+    assert advice.cpu.regions[0].signals[0] == IndicatorState(
         name="request_p99_ms", current=pytest.approx(9.9), target=4.0
     )
 
 
 def test_a_missing_request_latency_holds_the_pool() -> None:
     web = profiled("web", targets={"request_p99_ms": {"upper": 40}})
-    config, state, sizes = settings(RAMA), PolicyState(), []
-    for second in range(80):
-        current = snapshot(second, [web], cpus=48, usage_s={"web": float(second)})
-        last = answering(min(second, 8), 1.0)  # the endpoint hangs after 8 s
-        current = replace(current, indicators={"default/web": last})
-        result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-        sizes += share_sizes([result])
+    # The endpoint hangs after 8 s.
+    cycles = [
+        snapshot(
+            second, [web], machine=48, usage_s={"web": float(second)},
+            indicators={"default/web": answering(min(second, 8), 1.0)},
+        )
+        for second in range(80)
+    ]  # fmt: skip
+    sizes = share_sizes(evaluate_cycles(cycles, settings(RAMA))[0])
     assert 4 < sizes[-1] < 44
     assert len(set(sizes[20:])) == 1
 
 
 def test_a_pool_does_not_shrink_because_one_of_its_indicators_vanished() -> None:
     """Waits of 900 us against 460, at 30 % use: the pool grows. From 60 s on run-queue latency is not measured."""
-    state, result = PolicyState(), []
+    cycles = []
     for second in range(200):
-        current = snapshot(second, [pod("web", QoSLevel.SHARED)], cpus=48, usage_s={"web": 14.0 * second})
+        current = snapshot(second, [shared("web")], machine=48, usage_s={"web": 14.0 * second})
         times = replace(current.node.per_cpu[0], user_ns=second * 3 * S // 10, idle_ns=second * 7 * S // 10)
         waited = {cpu: RunqLatency(sum_ns=second * 90_000_000, count=second * 100) for cpu in range(48)}
         node = replace(current.node, per_cpu=dict.fromkeys(range(48), times), cpu_waits=waited if second < 60 else {})
-        current = replace(current, node=node)
-        policy_result, state = evaluate_policy(current, settings(RAMA), state, current.taken_at_ns)
-        result.append(policy_result)
+        cycles.append(replace(current, node=node))
+    result = evaluate_cycles(cycles, settings(RAMA))[0]
     sizes = share_sizes(result)
     assert sizes[59:] == [44] * 141
-    assert result[-1].advice is not None
-    region = result[-1].advice.cpu.regions[0]
+    region = advice_of(result[-1]).cpu.regions[0]
     assert [signal.name for signal in region.signals] == ["cpu_usage_ratio"]
     assert "cpu_sched_wait has no value any more, so it stays at 44.00" in region.reason.text
 
@@ -174,10 +175,15 @@ placing: {enableReclaimNumaBinding: true}
 
 def at_use(second: float, pods: Sequence[Pod], nodes: Topology, ratio: float, **use: float) -> Snapshot:
     """Return a snapshot in which all CPUs are this busy and pods use `use`."""
-    current = snapshot(second, pods, cpus=nodes, usage_s={name: cores * second for name, cores in use.items()})
+    current = snapshot(second, pods, machine=nodes, usage_s={name: cores * second for name, cores in use.items()})
     busy = round(second * S * ratio)
     times = replace(current.node.per_cpu[0], user_ns=busy, idle_ns=round(second * S) - busy)
     return replace(current, node=replace(current.node, per_cpu=dict.fromkeys(nodes.ids, times)))
+
+
+def all_decisions(result: PolicyResult, current: Snapshot) -> tuple[Decision, ...]:
+    """Return the decisions on cgroups that have every knob."""
+    return compose_decisions(result, current, dict.fromkeys(current.cgroups, frozenset(Knob)))
 
 
 def bound_to(built: Pod, numa: int) -> Pod:
@@ -186,21 +192,15 @@ def bound_to(built: Pod, numa: int) -> Pod:
 
 def test_the_quota_of_a_numa_node_limits_its_pods() -> None:
     """The database has 8 CPUs of NUMA node 1; on 23 of the 24 there reclaimed pods may use 23 x (0.55 - 0.45) + 0.5 cores."""
-    db = bound_to(pod("db", QoSLevel.DEDICATED, request=8), 1)
-    near = [bound_to(pod(name, QoSLevel.RECLAIMED, request=cores), 1) for name, cores in (("n", 3), ("m", 1))]
-    pods, nodes = [db, pod("b", QoSLevel.RECLAIMED, request=1), *near], topology(48, numa=2)
-    state, config = PolicyState(), settings(QUOTA)
-    for second in range(5):
-        current = at_use(second, pods, nodes, 0.45, db=4.0, b=9.0, n=0.4, m=0.1)
-        result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-    advice = result.advice
-    assert advice is not None
+    db = bound_to(dedicated("db", cpu_request=8), 1)
+    near = [bound_to(reclaimed(name, cpu_request=cores), 1) for name, cores in (("n", 3), ("m", 1))]
+    pods, nodes = [db, reclaimed("b", cpu_request=1), *near], topology(48, sockets=2)
+    cycles = [at_use(second, pods, nodes, 0.45, db=4.0, b=9.0, n=0.4, m=0.1) for second in range(5)]
+    result = evaluate_cycles(cycles, settings(QUOTA))[0][-1]
+    advice = advice_of(result)
     quota = {size.numa: size.quota_cores for size in advice.cpu.sizes if size.pool == "reclaim"}
     assert quota == {-1: None, 1: pytest.approx(23 * 0.1 + 0.5)}
-    decided = {
-        (d.cgroup, d.knob): d
-        for d in compose_decisions(result, current, dict.fromkeys(current.cgroups, frozenset(Knob)))
-    }
+    decided = {(d.cgroup, d.knob): d for d in all_decisions(result, cycles[-1])}
     quotas = {cgroup: d.value for (cgroup, knob), d in decided.items() if knob is Knob.QUOTA}
     assert quotas == {"/n": "210000 100000", "/m": "70000 100000"}
     why = decided["/n", Knob.QUOTA].reason
@@ -214,15 +214,12 @@ def test_the_quota_of_a_numa_node_limits_its_pods() -> None:
 
 
 def test_a_quota_limits_all_reclaimed_pods_of_a_node() -> None:
-    web, batch = bound_to(pod("web", QoSLevel.SHARED, request=4), 0), pod("b", QoSLevel.RECLAIMED)
-    state, config, nodes = PolicyState(), settings(QUOTA), topology(16)
-    for second in range(5):
-        current = at_use(second, [web, batch], nodes, 0.7, web=4.0, b=3.0)
-        result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-    decided = compose_decisions(result, current, dict.fromkeys(current.cgroups, frozenset(Knob)))
-    assert result.advice is not None
-    assert result.advice.reclaimable_cores == pytest.approx(16 * (0.8 - 0.7) + 3.0)
-    assert {d.cgroup: d.value for d in decided if d.knob is Knob.QUOTA} == {"/b": "460000 100000"}
+    web, batch = bound_to(shared("web", cpu_request=4), 0), reclaimed("b")
+    cycles = [at_use(second, [web, batch], topology(16), 0.7, web=4.0, b=3.0) for second in range(5)]
+    result = evaluate_cycles(cycles, settings(QUOTA))[0][-1]
+    assert advice_of(result).reclaimable_cores == pytest.approx(16 * (0.8 - 0.7) + 3.0)
+    quotas = {d.cgroup: d.value for d in all_decisions(result, cycles[-1]) if d.knob is Knob.QUOTA}
+    assert quotas == {"/b": "460000 100000"}
 
 
 @pytest.mark.parametrize(
@@ -230,16 +227,15 @@ def test_a_quota_limits_all_reclaimed_pods_of_a_node() -> None:
     [((), [-1]), ((1,), [-1, 1]), ((0, 1), [0, 1])],
 )
 def test_under_latency_all_quotas_add_up_to_reclaimable_cpu(bound: tuple[int, ...], places: list[int]) -> None:
-    web = [bound_to(pod(f"web{numa}", QoSLevel.SHARED, request=4), numa) for numa in bound]
-    pods, nodes = [*web, pod("free", QoSLevel.SHARED), pod("b", QoSLevel.RECLAIMED)], topology(48, numa=2)
+    web = [bound_to(shared(f"web{numa}", cpu_request=4), numa) for numa in bound]
+    pods, nodes = [*web, shared("free"), reclaimed("b")], topology(48, sockets=2)
     state = PolicyState(advisor=AdvisorState(reclaimable_cores=41.75))
-    result, state = evaluate_policy(snapshot(1, pods, cpus=nodes), AgentConfig(), state, S)
-    assert result.advice is not None
-    quotas = {size.numa: size.quota_cores for size in result.advice.cpu.sizes if size.pool == "reclaim"}
+    advice = advice_of(evaluate_cycles([snapshot(1, pods, machine=nodes)], AgentConfig(), state)[0][0])
+    quotas = {size.numa: size.quota_cores for size in advice.cpu.sizes if size.pool == "reclaim"}
     given = {numa: cores for numa, cores in quotas.items() if cores is not None}
     assert sorted(given) == places
     assert list(given.values()) == pytest.approx([41.75 / len(places)] * len(places))
-    assert result.advice.reclaimable_cores == 41.75
+    assert advice.reclaimable_cores == 41.75
 
 
 # --- inference
@@ -260,18 +256,12 @@ def test_a_latency_target_moves_the_target_of_utilisation(
     config = msgspec.convert(
         {**msgspec.yaml.decode(RAMA), "inference": {"strategy": strategy, "slots": slots}}, AgentConfig
     )
-    web, state = profiled("web", targets={"request_p99_ms": {"upper": 20}}), PolicyState()
-    for second in range(12):
-        current = snapshot(second, [web], cpus=48, usage_s={"web": float(second)}, idle_cpus=second % 2 == 0)
-        half = CpuTimes(
-            user_ns=second * S // 2, nice_ns=0, system_ns=0, idle_ns=second * S // 2, iowait_ns=0, irq_ns=0, softirq_ns=0,
-            steal_ns=0,
-        )  # fmt: skip
-        node = replace(current.node, per_cpu=dict.fromkeys(current.topology.ids, half))
-        current = replace(current, node=node, indicators={"default/web": answering(second, slow)})
-        result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-    assert result.advice is not None
-    region = result.advice.cpu.regions[0]
+    web = profiled("web", targets={"request_p99_ms": {"upper": 20}})
+    cycles = [
+        replace(at_use(second, [web], topology(48), 0.5, web=1.0), indicators={"default/web": answering(second, slow)})
+        for second in range(12)
+    ]
+    region = advice_of(evaluate_cycles(cycles, config)[0][-1]).cpu.regions[0]
     assert IndicatorState(name="cpu_usage_ratio", current=0.5, target=target) in region.signals
     assert f"so the target is {target} instead of 0.8" in region.reason.text
     assert region.reason.inputs["offset"] == offset
@@ -288,18 +278,13 @@ def test_a_profile_can_make_a_pod_unreclaimable() -> None:
     reclaimable_cores = replace(apart, profile=ServiceProfile())
     config = settings("advisor: {policy: canonical}")
     reclaimable, keeps = (
-        story([each], config, range(0, 400, 31), cpus=topology(48, numa=2))[-1].advice
+        advice_of(story([each], config, range(0, 400, 31), cpus=topology(48, sockets=2))[-1])
         for each in (reclaimable_cores, apart)
     )
-    assert reclaimable is not None
-    assert keeps is not None
     # Its need is 4 CPUs of 24 at least; of the other pod reclaimed ones have what they always keep.
-    assert [dict(s.overlap) for s in reclaimable.cpu.sizes if s.numa == 0 and s.pool == "reclaim"] == [
-        {"dedicated-default/db": 20}
-    ]
-    assert [dict(s.overlap) for s in keeps.cpu.sizes if s.numa == 0 and s.pool == "reclaim"] == [
-        {"dedicated-default/db": 2}
-    ]
+    for advice, cpus in ((reclaimable, 20), (keeps, 2)):
+        overlaps = [dict(s.overlap) for s in advice.cpu.sizes if s.numa == 0 and s.pool == "reclaim"]
+        assert overlaps == [{"dedicated-default/db": cpus}]
     assert keeps.cpu.regions[0].reason.rule == "provision_not_reclaimable"
     assert reclaimable.headroom is not None
     assert keeps.headroom is not None
@@ -321,11 +306,9 @@ def test_an_unreadable_profile_makes_its_pod_unreclaimable_with_a_problem() -> N
 def test_a_profile_takes_precedence_over_offloading_settings() -> None:
     config = settings("memory: {offloading: {default: {enable: false}}}")
     willing = profiled("web", memoryOffloading={"enable": True, "policy": "psi", "psiMaxProbe": 0.02})
-    for each, count in ((willing, 1), (pod("web", QoSLevel.SHARED), 0)):
-        state = PolicyState()
-        for second in (0, 31):
-            current = with_memory(snapshot(second, [each], usage_s={"web": 0.0}))
-            result, state = evaluate_policy(current, config, state, current.taken_at_ns)
+    for each, count in ((willing, 1), (shared("web"), 0)):
+        cycles = [with_memory(snapshot(second, [each], usage_s={"web": 0.0})) for second in (0, 31)]
+        result = evaluate_cycles(cycles, config)[0][-1]
         assert result.memory is not None
         requests = [request for request in result.memory.knob_requests if request.knob.value == "memory.reclaim"]
         assert [int(request.value) for request in requests] == [int(0.02 * 8 * GIB)] * count
@@ -369,19 +352,17 @@ def drawing(current: Snapshot, watts: float) -> Snapshot:
 
 def powered(config: AgentConfig, cycles: Sequence[tuple[float, float]], pods: Sequence[Pod]) -> list[PolicyResult]:
     """Run cycles at these seconds with the given power; the counters grow linearly."""
-    state, result, spent, last = PolicyState(), [], 0.0, 0.0
+    shots, spent, last = [], 0.0, 0.0
     for at_s, watts in cycles:
         spent, last = spent + watts * (at_s - last) * 1e6, at_s
-        current = snapshot(at_s, pods, cpus=4, idle_cpus=False)
-        current = replace(current, node=replace(current.node, power_uj={"psys": round(spent)}))
-        policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-        result.append(policy_result)
-    return result
+        current = snapshot(at_s, pods, machine=4, idle=False)
+        shots.append(replace(current, node=replace(current.node, power_uj={"psys": round(spent)})))
+    return evaluate_cycles(shots, config)[0]
 
 
 def test_an_urgent_alert_caps_power_until_the_next_answer() -> None:
     config = settings(POWER.replace("LEVEL", "s0"))
-    result = powered(config, [(1, 100), (2, 100), (3, 100), (10, 100), (12, 85)], [pod("web", QoSLevel.SHARED)])
+    result = powered(config, [(1, 100), (2, 100), (3, 100), (10, 100), (12, 85)], [shared("web")])
     power = [item.node.power for item in result if item.node is not None]
     assert [each and each.kind for each in power] == [PowerActionKind.NOOP, *[PowerActionKind.CAP] * 4]
     assert power[0] is not None
@@ -394,7 +375,7 @@ def test_an_urgent_alert_caps_power_until_the_next_answer() -> None:
 
 
 def test_a_slower_alert_evicts_so_many_reclaimed_pods() -> None:
-    pods = [pod("web", QoSLevel.SHARED), *(pod(f"b{n}", QoSLevel.RECLAIMED) for n in range(10))]
+    pods = [shared("web"), *(reclaimed(f"b{n}") for n in range(10))]
     result = powered(settings(POWER.replace("LEVEL", "p0")), [(900, 100), (901, 100)], pods)
     assert result[1].node is not None
     power = result[1].node.power
@@ -408,14 +389,14 @@ def test_the_eviction_manager_evicts_once_per_power_answer() -> None:
         POWER.replace("LEVEL", "p0") + "\neviction: {plugins: [node_power_pressure], burst: 1, intervalS: 0.5}"
     )
     pods = [
-        pod("web", QoSLevel.SHARED, request=1),
-        *(replace(pod(f"b{n}", QoSLevel.RECLAIMED, request=n), priority=n // 2) for n in range(4)),
+        shared("web", cpu_request=1),
+        *(replace(reclaimed(f"b{n}", cpu_request=n), priority=n // 2) for n in range(4)),
     ]
     requests: list[str] = []
     state, memory = PolicyState(), EvictionState()
     for second in range(1700, 1709):
         here = [each for each in pods if each.key not in requests]
-        current = drawing(snapshot(second, here, cpus=4, idle_cpus=False), 160)
+        current = drawing(snapshot(second, here, machine=4, idle=False), 160)
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         assert policy_result.node is not None
         of = EvictionInputs(snapshot=current, now_ns=current.taken_at_ns, power=policy_result.node.power)
@@ -451,17 +432,14 @@ def test_overcommit_ratios_of_a_node(
     config = msgspec.convert(
         {"advisor": {"policy": "canonical"}, "overcommit": {"enable": True}, "node": {"annotations": text}}, AgentConfig
     )
-    container = Container(name="web", cgroup="/web", cpu_request_cores=4.0, memory_request_bytes=8 * GIB)
-    web = replace(pod("web", QoSLevel.SHARED), containers=(container,))
-    state, result = PolicyState(), []
+    web, cycles = shared("web", cpu_request=4.0, memory_request=8 * GIB), []
     for second in range(13):
-        current = snapshot(second, [web], cpus=16, usage_s={"web": cpu * second})
+        current = snapshot(second, [web], machine=16, usage_s={"web": cpu * second})
         held = replace(current.cgroups["/web"], memory_stat={"anon": memory * GIB})
         node = replace(current.node, memory_total_bytes=32 * GIB)
-        current = replace(current, node=node, cgroups={**current.cgroups, "/web": held})
-        policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
-        assert policy_result.node is not None
-        result.append(policy_result.node.overcommit)
+        cycles.append(replace(current, node=node, cgroups={**current.cgroups, "/web": held}))
+    result = [item.node.overcommit for item in evaluate_cycles(cycles, config)[0] if item.node is not None]
+    assert len(result) == 13
     assert result[0] is None  # nothing to subtract from yet
     last = result[-1]
     assert last is not None
@@ -470,8 +448,7 @@ def test_overcommit_ratios_of_a_node(
 
 
 def test_disabled_advice_has_no_result_and_no_state() -> None:
-    current = snapshot(1, [pod("web", QoSLevel.SHARED)])
-    result, state = evaluate_policy(current, AgentConfig(), PolicyState(), current.taken_at_ns)
+    (result,), state = evaluate_cycles([snapshot(1, [shared("web")])], AgentConfig())
     assert result.node is None
     assert state.node is None
 
@@ -492,20 +469,18 @@ def test_network_bandwidth_is_allocated_and_a_pod_without_any_is_rejected_with_t
 
     def current(second: int, pods: Sequence[Pod]) -> Snapshot:
         card = Interface(received={}, sent={}, speed_mbit=1000)
-        built = snapshot(second, pods, cpus=8)
+        built = snapshot(second, pods, machine=8)
         return replace(built, node=replace(built.node, interfaces={"eth0": card}))
 
     config = settings("advisor: {policy: canonical}\nknobs: {network: {ingressRate: 0.8, reservedMbit: 100}}\n")
     web, late = asking("web", 600), asking("late", 101)
     unbound = asking("db", 5000, QoSLevel.DEDICATED)
-    first, state = evaluate_policy(current(1, [web]), config, PolicyState(), S)
-    assert first.advice is not None
-    assert [(card.name, card.capacity, card.allocated_mbit) for card in first.advice.cards] == [("eth0", 700, 600)]
-    second, _ = evaluate_policy(current(2, [late, web, unbound]), config, state, 2 * S)
-    assert second.advice is not None
-    assert [dict(card.pods) for card in second.advice.cards] == [{"default/web": 600}]
-    assert {key: reason.rule for key, reason in second.advice.rejected.items()} == {
+    cycles = [current(1, [web]), current(2, [late, web, unbound])]
+    first, second = (advice_of(result) for result in evaluate_cycles(cycles, config)[0])
+    assert [(card.name, card.capacity, card.allocated_mbit) for card in first.cards] == [("eth0", 700, 600)]
+    assert [dict(card.pods) for card in second.cards] == [{"default/web": 600}]
+    assert {key: reason.rule for key, reason in second.rejected.items()} == {
         "default/late": "no_bandwidth",
         "default/db": "dedicated_needs_numa_binding",
     }
-    assert second.advice.rejected["default/late"].text == "No network card has 101 Mbit/s left in both directions: eth0 100 of 700."
+    assert second.rejected["default/late"].text == "No network card has 101 Mbit/s left in both directions: eth0 100 of 700."

@@ -6,16 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
-from agent.advisor.engine import advise_cpu
 from agent.advisor.interference import MIN_WEIGHT_RATIO, Interference, attribute_latency, update_weights
 from agent.advisor.latency import LatencyInputs, evaluate_latency
 from agent.config.advisor import AdvisorConfig, LatencyConfig
 from agent.qrm.decisions.cpu import cpu_requests
 from api.knobs import Knob
 from api.measurements import Blame, RunqLatency
-from api.qos import QoSLevel
 from api.snapshot import CgroupSample, Snapshot
-from tests.agent.advisor.builders import S, pod, snapshot, waits
+from tests.agent.advisor.cycles import advise_cycles
+from tests.builders.nodes import S
+from tests.builders.nodes import run_queue_latency as waits
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)
 SLOW = waits({10: 900, 16000: 100})
@@ -153,20 +155,15 @@ def quotas(batch_a: int, third: int) -> tuple[str, dict[str, str]]:
 
     The latency is attributed to /a and to a third cgroup by these parts.
     """
-    pods = [pod("web", QoSLevel.SHARED), pod("a", QoSLevel.RECLAIMED), pod("b", QoSLevel.RECLAIMED)]
-    memory = AdvisorState()
+    pods = [shared("web"), reclaimed("a"), reclaimed("b")]
+    shots = []
     for number in (0, 1):
-        shot = snapshot(
-            100 + number,
-            pods,
-            usage_s={"web": 0.3 * number, "a": 0.8 * number, "b": 0.8 * number},
-            wait={"web": SLOW if number else waits({})},
-        )
-        told_of = replace(shot.cgroups["/web"], blame=blame({"/a": number * batch_a, "/third": number * third}))
-        shot = replace(shot, cgroups={**shot.cgroups, "/web": told_of})
-        advice, memory = advise_cpu(shot, AdvisorConfig(latency=CONFIG), memory, shot.taken_at_ns)
-    assert advice is not None
-    decisions = cpu_requests(advice, shot, {f"/{p.name}": frozenset((Knob.QUOTA, Knob.IDLE)) for p in pods})
+        usage_s = {"web": 0.3 * number, "a": 0.8 * number, "b": 0.8 * number}
+        shot = snapshot(100 + number, pods, usage_s=usage_s, latency={"web": SLOW if number else waits({})})
+        web = replace(shot.cgroups["/web"], blame=blame({"/a": number * batch_a, "/third": number * third}))
+        shots.append(replace(shot, cgroups={**shot.cgroups, "/web": web}))
+    advice = advise_cycles(shots, AdvisorConfig(latency=CONFIG))[-1]
+    decisions = cpu_requests(advice, shots[-1], {f"/{p.name}": frozenset((Knob.QUOTA, Knob.IDLE)) for p in pods})
     aggressors = [d for d in decisions if "made online pods wait" in d.reason.text]
     assert {d.cgroup: d.reason.inputs["claim"] for d in aggressors} == advice.claims
     return advice.reason.rule, {d.cgroup: d.value for d in decisions if d.knob is Knob.QUOTA}

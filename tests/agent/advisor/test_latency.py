@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
-from agent.advisor.engine import PolicyState, advise_cpu, evaluate_policy
+from agent.advisor.engine import PolicyState, advise_cpu
 from agent.advisor.interference import Interference
 from agent.advisor.latency import LatencyInputs, evaluate_latency
 from agent.advisor.runq_latency import is_latency_alarm
@@ -16,14 +18,26 @@ from agent.config.advisor import AdvisorConfig, LatencyConfig
 from agent.config.config import AgentConfig
 from api.knobs import Reason
 from api.measurements import RunqLatency, ThreadStates
-from api.qos import QoSLevel
 from api.runq_latency import exclude_throttling
 from api.snapshot import CgroupSample, ComponentHealth, Snapshot
-from tests.agent.advisor.builders import S, pod, snapshot, waits
+from tests.agent.advisor.cycles import advice_of, advise_cycles, evaluate_cycles
+from tests.builders.nodes import S
+from tests.builders.nodes import run_queue_latency as waits
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 CONFIG = LatencyConfig(target_wait_ms=8.192)  # a slot's bound: no interpolation in the tables
-NEVER: int | None = None
+ADVISOR = AdvisorConfig(latency=CONFIG)
 LIMITS = {"/web": CONFIG.target_wait_ms * 1e6}
+
+
+def web_and_batch(
+    at_s: float, total: dict[int, int], batch_s: float, *, web_s: float | None = None, **fields: Any
+) -> Snapshot:
+    """Return a snapshot of an online pod with these cumulative waits, and of a batch pod that has used `batch_s`."""
+    usage_s = {"web": 0.2 * at_s if web_s is None else web_s, "batch": batch_s}
+    latency = {"web": waits(total), "batch": waits({10: 1})}
+    return snapshot(at_s, [shared("web"), reclaimed("batch")], usage_s=usage_s, latency=latency, **fields)
 
 
 def situation(
@@ -66,8 +80,8 @@ def situation(
 def test_one_cycle(
     wait: dict[int, int], before: float, calm_for_s: float, used: float | None, after: float, action: str, rule: str
 ) -> None:
-    memory = AdvisorState(reclaimable_cores=before, last_breach_ns=round((100 - calm_for_s) * S), last_wait_ns=99 * S)
-    allowance = evaluate_latency(situation(waits(wait), used=used), memory, CONFIG)
+    state = AdvisorState(reclaimable_cores=before, last_breach_ns=round((100 - calm_for_s) * S), last_wait_ns=99 * S)
+    allowance = evaluate_latency(situation(waits(wait), used=used), state, CONFIG)
     assert (allowance.reclaimable_cores, allowance.action, allowance.reason.rule) == (
         pytest.approx(after),
         action,
@@ -87,11 +101,11 @@ def test_the_reason_contains_its_inputs() -> None:
 
 
 def test_missing_latency_freezes_and_then_falls_back_to_the_estimate() -> None:
-    memory = AdvisorState(reclaimable_cores=2.0, last_wait_ns=97 * S)
-    fresh = evaluate_latency(situation(None), memory, CONFIG)
+    state = AdvisorState(reclaimable_cores=2.0, last_wait_ns=97 * S)
+    fresh = evaluate_latency(situation(None), state, CONFIG)
     assert (fresh.reclaimable_cores, fresh.action, fresh.reason.rule) == (2.0, "freeze", "wait_unknown")
-    memory = AdvisorState(reclaimable_cores=2.0, last_wait_ns=95 * S)
-    stale = evaluate_latency(situation(None), memory, CONFIG)
+    state = AdvisorState(reclaimable_cores=2.0, last_wait_ns=95 * S)
+    stale = evaluate_latency(situation(None), state, CONFIG)
     assert (stale.reclaimable_cores, stale.action, stale.reason.rule) == (1.5, "shrink", "wait_unknown_long")
     low = evaluate_latency(situation(None), AdvisorState(reclaimable_cores=0.3, last_wait_ns=95 * S), CONFIG)
     assert low.reclaimable_cores == 0.3, "missing input never grows what is lent"
@@ -155,22 +169,11 @@ def test_alarm_between_cycles() -> None:
 
 def test_a_spike_shrinks_in_one_cycle_and_regrows_slowly() -> None:
     """Ten calm seconds, two with breaches, then calm: the quota shrinks at once and regrows by a tenth of the node a second."""
-    web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-    config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
-    reclaimable, total = {}, {10: 0, 60000: 0}
-    for second in range(40):
-        total[10] += 1000
-        if second in (10, 11):
-            total[60000] += 200
-        current = snapshot(
-            second,
-            [web, batch],
-            usage_s={"web": 0.2 * second, "batch": 1.7 * second},
-            wait={"web": waits(total), "batch": waits({10: second})},
-        )
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        reclaimable[second] = advice.reclaimable_cores
+    cycles = [
+        web_and_batch(second, {10: 1000 * (second + 1), 60000: 200 * min(max(second - 9, 0), 2)}, 1.7 * second)
+        for second in range(40)
+    ]
+    reclaimable = [advice.reclaimable_cores for advice in advise_cycles(cycles, ADVISOR)]
     assert [reclaimable[s] for s in (0, 9, 10, 11, 13)] == [2.0, 2.0, 0.1, 0.1, 0.1]
     assert reclaimable[14] == pytest.approx(0.3)
     assert reclaimable[18] == pytest.approx(1.1)
@@ -182,41 +185,32 @@ def test_a_spike_shrinks_in_one_cycle_and_regrows_slowly() -> None:
 
 
 def test_without_online_pods_the_quota_grows_to_the_whole_node_in_steps() -> None:
-    config, memory, reclaimable = AdvisorConfig(latency=CONFIG), AdvisorState(reclaimable_cores=0.1), []
-    for second in range(12):
-        current = snapshot(second, [pod("batch", QoSLevel.RECLAIMED)])
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        assert advice.reason.rule == "nothing_online"
-        reclaimable.append(advice.reclaimable_cores)
+    cycles = [snapshot(second, [reclaimed("batch")]) for second in range(12)]
+    advices = advise_cycles(cycles, ADVISOR, AdvisorState(reclaimable_cores=0.1))
+    assert {advice.reason.rule for advice in advices} == {"nothing_online"}
+    reclaimable = [advice.reclaimable_cores for advice in advices]
     assert reclaimable[:3] == pytest.approx([0.1, 0.3, 0.5])
     assert reclaimable[-1] == 2.0
 
 
 def test_a_stale_pod_list_stops_growth() -> None:
     """The stale list may miss new pods; the listed ones are protected as before."""
-    config, calm, reclaimable = AdvisorConfig(latency=CONFIG), {10: 1000}, []
-    memory = AdvisorState(reclaimable_cores=0.5)
-    failed = ComponentHealth(name="pods", ok=False, error="the kubelet hangs", remedy="see why")
-    cycles = [(calm, True), (calm, True), (calm, False), (calm, False), ({10: 1000, 60_000: 200}, False), (calm, True)]
-    for second, (total, listed) in enumerate(cycles):
-        current = snapshot(second, [pod("web", QoSLevel.SHARED)], wait={"web": waits(total)})
-        if not listed:
-            current = replace(current, sources=(failed,))
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        reclaimable.append((round(advice.reclaimable_cores, 2), advice.action, advice.reason.rule))
-    assert reclaimable[:5] == [
+    calm, half = {10: 1000}, AdvisorState(reclaimable_cores=0.5)
+    failed = {"sources": (ComponentHealth(name="pods", ok=False, error="the kubelet hangs", remedy="see why"),)}
+    readings = [(calm, {}), (calm, {}), (calm, failed), (calm, failed), ({10: 1000, 60_000: 200}, failed)]
+    cycles = [
+        snapshot(second, [shared("web")], latency={"web": waits(total)}, **health)
+        for second, (total, health) in enumerate(readings)
+    ]
+    advices = advise_cycles(cycles, ADVISOR, half)
+    assert [(round(each.reclaimable_cores, 2), each.action, each.reason.rule) for each in advices] == [
         (0.5, "freeze", "wait_unknown"),
         (0.7, "grow", "wait_below_target"),
         (0.7, "freeze", "pods_unknown"),
         (0.7, "freeze", "pods_unknown"),
         (0.1, "shrink", "wait_far_above_target"),
     ]
-    no_pods = snapshot(9, [])
-    no_pods = replace(no_pods, sources=(failed,))
-    advice, _ = advise_cpu(no_pods, config, AdvisorState(reclaimable_cores=0.5), no_pods.taken_at_ns)
-    assert advice is not None
+    (advice,) = advise_cycles([snapshot(9, [], **failed)], ADVISOR, half)
     assert (advice.reclaimable_cores, advice.reason.rule) == (0.5, "pods_unknown")
     assert advice.reason.text == (
         "No online pod runs on this node, but the list of pods is stale and may miss new pods: "
@@ -228,12 +222,7 @@ def starving(
     at_s: float, total: dict[int, int], *, runnable: int | None, used_s: float = 0.0, periods: int = 0
 ) -> Snapshot:
     """Return a snapshot of the web pod with these runnable threads; batch work has 1.6 of 2 CPUs."""
-    current = snapshot(
-        at_s,
-        [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)],
-        usage_s={"web": used_s, "batch": 1.6 * at_s},
-        wait={"web": waits(total), "batch": waits({10: 1})},
-    )
+    current = web_and_batch(at_s, total, 1.6 * at_s, web_s=used_s)
     states = None
     if runnable is not None:
         states = ThreadStates(runnable=runnable, uninterruptible=0, iowait=0, sleeping=4)
@@ -243,13 +232,9 @@ def starving(
 
 def replayed(*current: Snapshot, reclaimable: float) -> list[tuple[float, Reason]]:
     """Return quota and reason of each cycle; the agent, a shadow policy and a replay must agree."""
-    state, reported = PolicyState(advisor=AdvisorState(reclaimable_cores=reclaimable)), []
-    config = AgentConfig(advisor=AdvisorConfig(latency=CONFIG))
-    for item in current:
-        result, state = evaluate_policy(item, config, state, item.taken_at_ns)
-        assert result.advice is not None
-        reported.append((result.advice.reclaimable_cores, result.advice.reason))
-    return reported
+    state = PolicyState(advisor=AdvisorState(reclaimable_cores=reclaimable))
+    advices = [advice_of(result) for result in evaluate_cycles(current, AgentConfig(advisor=ADVISOR), state)[0]]
+    return [(advice.reclaimable_cores, advice.reason) for advice in advices]
 
 
 def test_a_cycle_without_finished_waits_stops_growth_while_threads_wait() -> None:
@@ -264,9 +249,7 @@ def test_a_cycle_without_finished_waits_stops_growth_while_threads_wait() -> Non
     )
     assert [reason.inputs[name] for name in ("cgroup", "waits", "wait_ms", "runnable")] == ["/web", 0, None, 8]
     reclaimable, reason = replayed(before, now, reclaimable=2.0)[-1]
-    assert (reclaimable, reason.rule) == (2.0, "wait_under_way"), (
-        "the whole node is not said to be lent for short waits"
-    )
+    assert (reclaimable, reason.rule) == (2.0, "wait_under_way"), "the reason does not claim short waits"
 
 
 def test_lasting_starvation_stops_growth() -> None:
@@ -304,22 +287,13 @@ def test_starving_containers(now: Snapshot, rule: str) -> None:
 
 def played(*cycles: tuple[dict[int, int] | None, int]) -> list[tuple[float, str]]:
     """Return quota and rule of each cycle: the web pod's cumulative waits, None for a failed read, and its id."""
-    web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-    config, memory, result = AdvisorConfig(latency=CONFIG), AdvisorState(), []
-    for second, (total, number) in enumerate(cycles):
-        current = snapshot(
-            second,
-            [web, batch],
-            usage_s={"web": 0.2 * second, "batch": 1.6 * second},
-            wait={"web": waits(total or {}), "batch": waits({10: second})},
-            ids={"web": number, "batch": 5},
-        )
-        if total is None:
-            current = replace(current, cgroups={})
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        result.append((advice.reclaimable_cores, advice.reason.rule))
-    return result
+    shots = [
+        web_and_batch(second, total, 1.6 * second, ids={"web": number, "batch": 5})
+        if total is not None
+        else snapshot(second, [shared("web"), reclaimed("batch")], cgroups={})
+        for second, (total, number) in enumerate(cycles)
+    ]
+    return [(advice.reclaimable_cores, advice.reason.rule) for advice in advise_cycles(shots, ADVISOR)]
 
 
 def test_a_failed_read_of_the_cgroups_stops_growth() -> None:
@@ -335,38 +309,23 @@ def test_the_first_waits_of_a_recreated_cgroup_count() -> None:
 
 
 def test_a_cycle_milliseconds_after_another_does_not_measure_zero_use() -> None:
-    web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-    config, memory, total = AdvisorConfig(latency=CONFIG), AdvisorState(), {10: 1000, 16_000: 0}
-    reclaimable = 0.0
-    for at in (0.0, 1.0, 2.0, 2.005):
-        total = {10: total[10] + 1000, 16_000: 300 if at > 2 else 0}
-        current = snapshot(
-            at,
-            [web, batch],
-            usage_s={"web": 0.2 * at, "batch": 1.6 * min(at, 2.0)},
-            wait={"web": waits(total), "batch": waits({10: 1})},
-        )
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
-        assert advice is not None
-        reclaimable = advice.reclaimable_cores
+    times = ((0.0, 0), (1.0, 0), (2.0, 0), (2.005, 300))
+    cycles = [
+        web_and_batch(at, {10: 1000 * (n + 2), 16_000: slow}, 1.6 * min(at, 2.0)) for n, (at, slow) in enumerate(times)
+    ]
+    reclaimable = advise_cycles(cycles, ADVISOR)[-1].reclaimable_cores
     assert reclaimable == pytest.approx(0.75), "half of 1.6 cores, less what 5 ms without a tick of the counter say"
 
 
 def test_breaches_above_a_level_do_not_cause_oscillation() -> None:
     """Above 1.5 of 2 cores batch work causes a breach: the quota settles below, and breaches become rare."""
-    web, batch = pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)
-    config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
-    total, used, reclaimable, breaches, sum_lent = {10: 0, 16_000: 0}, 0.0, 2.0, 0, 0.0
+    state, total = AdvisorState(), {10: 0, 16_000: 0}
+    used, reclaimable, breaches, sum_lent = 0.0, 2.0, 0, 0.0
     for second in range(600):
         used += reclaimable
         total = {10: total[10] + 1000, 16_000: total[16_000] + (200 if reclaimable > 1.5 else 0)}
-        current = snapshot(
-            second,
-            [web, batch],
-            usage_s={"web": 0.2 * second, "batch": used},
-            wait={"web": waits(total), "batch": waits({10: second})},
-        )
-        advice, memory = advise_cpu(current, config, memory, current.taken_at_ns)
+        current = web_and_batch(second, total, used)
+        advice, state = advise_cpu(current, ADVISOR, state, current.taken_at_ns)
         assert advice is not None
         reclaimable = advice.reclaimable_cores
         breaches += advice.reason.rule == "wait_above_target"
@@ -383,13 +342,9 @@ def test_disabling_reclaim_keeps_only_the_minimum() -> None:
 
 
 def test_a_new_cgroup_of_the_same_path_is_not_compared_with_the_old_one() -> None:
-    web = pod("web", QoSLevel.SHARED)
-    config, memory = AdvisorConfig(latency=CONFIG), AdvisorState()
-    first = snapshot(0, [web], wait={"web": waits({10: 5000})}, ids={"web": 7})
-    _, memory = advise_cpu(first, config, memory, first.taken_at_ns)
-    again = snapshot(1, [web], wait={"web": waits({60000: 9000})}, ids={"web": 8})
-    advice, _ = advise_cpu(again, config, memory, again.taken_at_ns)
-    assert advice is not None
+    first = snapshot(0, [shared("web")], latency={"web": waits({10: 5000})}, ids={"web": 7})
+    again = snapshot(1, [shared("web")], latency={"web": waits({60000: 9000})}, ids={"web": 8})
+    advice = advise_cycles([first, again], ADVISOR)[-1]
     assert advice.reason.inputs["waits"] == 9000, "all of its own, and none subtracted"
 
 
@@ -417,11 +372,11 @@ def test_the_quota_stays_within_the_node_and_grows_by_one_step_at_most(
 
 def test_latency_that_remains_without_batch_work_becomes_the_baseline() -> None:
     # At the minimum for three cycles, and the pods still wait 16 ms: their own queueing, which no smaller quota reduces.
-    busy, memory, reported = waits({10: 900, 16000: 100}), AdvisorState(reclaimable_cores=2.0), []
+    busy, state, reported = waits({10: 900, 16000: 100}), AdvisorState(reclaimable_cores=2.0), []
     for second in range(1, 16):
-        allowance = evaluate_latency(situation(busy, used=memory.reclaimable_cores, now_s=100 + second), memory, CONFIG)
-        memory = replace(
-            memory,
+        allowance = evaluate_latency(situation(busy, used=state.reclaimable_cores, now_s=100 + second), state, CONFIG)
+        state = replace(
+            state,
             reclaimable_cores=allowance.level_cores,
             harmful_cores=allowance.harmful_cores,
             baseline_latency_ns=allowance.baseline_latency_ns,
@@ -435,27 +390,27 @@ def test_latency_that_remains_without_batch_work_becomes_the_baseline() -> None:
     assert reported[-1][0] == "wait_is_own"
     assert reported[-1][1] >= 1.0, "a tenth of the node a second, for nothing of it was harm"
     # More than a quarter beyond that is harm, whatever the pods make by themselves ...
-    worse = evaluate_latency(situation(waits({10: 900, 40000: 100}), used=1.0, now_s=116), memory, CONFIG)
+    worse = evaluate_latency(situation(waits({10: 900, 40000: 100}), used=1.0, now_s=116), state, CONFIG)
     assert (worse.action, worse.reason.rule) == ("shrink", "wait_above_target")
     # ... and once waits are short, the target alone counts again.
-    calm = evaluate_latency(situation(waits({10: 900}), used=1.0, now_s=117), memory, CONFIG)
+    calm = evaluate_latency(situation(waits({10: 900}), used=1.0, now_s=117), state, CONFIG)
     assert not calm.baseline_latency_ns
 
 
 def test_the_baseline_of_one_container_excuses_no_other() -> None:
     # /api waits 30 ms by itself, as was learnt; /web, which never did, waits 26 ms against a target of 5.
-    config, memory = (
+    config, state = (
         LatencyConfig(target_wait_ms=5),
         AdvisorState(reclaimable_cores=2.0, baseline_latency_ns={"/api": 30e6}, last_wait_ns=0),
     )
     both = {"/api": waits({30000: 1000}), "/web": waits({26000: 1000})}
     now = replace(situation(waits({}), used=1.0), waits=both)
-    allowance = evaluate_latency(now, memory, config)
+    allowance = evaluate_latency(now, state, config)
     assert (allowance.reason.rule, allowance.reclaimable_cores) == ("wait_far_above_target", 0.1)
     assert "p99 of /web is " in allowance.reason.text
     assert allowance.baseline_latency_ns == {"/api": 30e6}
     # And a wait of /web that is short leaves the other's alone.
-    short = evaluate_latency(replace(now, waits={**both, "/web": waits({100: 1000})}), memory, config)
+    short = evaluate_latency(replace(now, waits={**both, "/web": waits({100: 1000})}), state, config)
     assert (short.reason.rule, short.reclaimable_cores) == ("wait_is_own", 2.0)
 
 
@@ -487,14 +442,14 @@ def test_latency_by_batch_work_never_becomes_the_baseline(
 
 def test_a_baseline_excuses_no_latency_by_batch_work() -> None:
     """The baseline of /api is 30 ms; now all of its 30 ms are attributed to batch work."""
-    config, memory = (
+    config, state = (
         LatencyConfig(target_wait_ms=5),
         AdvisorState(reclaimable_cores=2.0, baseline_latency_ns={"/api": 30e6}, last_wait_ns=0),
     )
     for by_batch, rule, reclaimable in ((100, "wait_far_above_target", 0.1), (9, "wait_is_own", 2.0)):
         blame = Interference(total_ns=100, by_reclaimed={"/b": by_batch}, other="/api", other_ns=100 - by_batch)
         now = replace(situation(waits({}), used=1.0), waits={"/api": waits({30000: 1000})}, blames={"/api": blame})
-        allowance = evaluate_latency(now, memory, config)
+        allowance = evaluate_latency(now, state, config)
         assert (allowance.reason.rule, allowance.reclaimable_cores) == (rule, reclaimable)
         assert allowance.baseline_latency_ns == {"/api": 30e6}
 
@@ -520,25 +475,24 @@ def test_the_reason_and_its_inputs_are_about_the_same_container() -> None:
 
 @pytest.mark.parametrize(("successor", "retained"), [(100, {"/web": 30e6}), (999, {})])
 def test_a_replaced_container_has_no_baseline(successor: int, retained: dict[str, float]) -> None:
-    pods = [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)]
-    first, later = (snapshot(at_s, pods, wait={"web": waits({})}) for at_s in (0, 1))
+    pods = [shared("web"), reclaimed("batch")]
+    first, later = (snapshot(at_s, pods, latency={"web": waits({})}) for at_s in (0, 1))
     assert first.cgroups["/web"].id == 100
     # Restarted counters carry no information: the cgroup id decides.
     other = replace(later.cgroups["/web"], id=successor, wait=None)
     later = replace(later, cgroups={**later.cgroups, "/web": other})
-    memory = AdvisorState(previous=first, baseline_latency_ns={"/web": 30e6}, reclaimable_cores=1.0)
-    _, after = advise_cpu(later, AdvisorConfig(), memory, later.taken_at_ns)
+    state = AdvisorState(previous=first, baseline_latency_ns={"/web": 30e6}, reclaimable_cores=1.0)
+    _, after = advise_cpu(later, AdvisorConfig(), state, later.taken_at_ns)
     assert after.baseline_latency_ns == retained
 
 
 def test_descendants_count_for_a_container() -> None:
     def nested(at_s: float, wait: RunqLatency) -> Snapshot:
-        bare = snapshot(at_s, [pod("web", QoSLevel.SHARED), pod("batch", QoSLevel.RECLAIMED)], wait={"web": waits({})})
+        bare = snapshot(at_s, [shared("web"), reclaimed("batch")], latency={"web": waits({})})
         inner = CgroupSample(path="/web/inner", id=7, wait=wait, periods=0)
         return replace(bare, cgroups={**bare.cgroups, "/web/inner": inner})
 
-    _, memory = advise_cpu(nested(1, waits({10: 100})), AdvisorConfig(), AdvisorState(), S)
-    advice, _ = advise_cpu(nested(2, waits({10: 1000, 60_000: 100})), AdvisorConfig(), memory, 2 * S)
-    assert advice is not None
+    cycles = [nested(1, waits({10: 100})), nested(2, waits({10: 1000, 60_000: 100}))]
+    advice = advise_cycles(cycles, AdvisorConfig())[-1]
     assert advice.reason.rule == "wait_far_above_target"
     assert advice.reason.inputs["cgroup"] == "/web"

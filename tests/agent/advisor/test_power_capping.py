@@ -23,7 +23,7 @@ from agent.advisor.power_capping import (
 from agent.config.advisor import PowerConfig
 from api.advice import PowerActionKind
 from api.snapshot import NodeSample
-from tests.agent.advisor.builders import snapshot
+from tests.builders.snapshots import snapshot
 
 S = 1_000_000_000
 CONFIG = PowerConfig()
@@ -95,9 +95,9 @@ def situation(
     ],
 )
 def test_answers_to_alerts(case: PowerInputs, used: int, kind: PowerActionKind, number: int) -> None:
-    action, memory = advise_power(case, PowerState(lowered_percent=used), CONFIG)
+    action, state = advise_power(case, PowerState(lowered_percent=used), CONFIG)
     assert (action.kind, action.percent + action.target_watts) == (kind, number)
-    assert memory.lowering == memory.capped == (kind is PowerActionKind.CAP)
+    assert state.lowering == state.capped == (kind is PowerActionKind.CAP)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_number_of_evicted_pods(pods: int, evictable: int, count: int) -> None:
 
 
 def test_caps_below_s0_add_up_to_ten_percent() -> None:
-    memory = PowerState()
+    state = PowerState()
     story = [
         # watts, kind, target, lowered in all
         (200, PowerActionKind.CAP, 180, 0),
@@ -142,36 +142,34 @@ def test_caps_below_s0_add_up_to_ten_percent() -> None:
         (186, PowerActionKind.CAP, 184, 9),  # 9 x 100 / 195 = 4: 1 % left
         (183, PowerActionKind.NOOP, 0, 10),  # 3 x 100 / 186 = 1: that was all
     ]
-    for context, (drawn, kind, target, lowered) in enumerate(story):
-        action, memory = advise_power(
-            situation(budget=100, watts=float(drawn), now_s=100 + 10 * context), memory, CONFIG
-        )
-        assert (action.kind, action.target_watts, memory.lowered_percent) == (kind, target, lowered)
-    assert not memory.lowering
+    for number, (drawn, kind, target, lowered) in enumerate(story):
+        action, state = advise_power(situation(budget=100, watts=float(drawn), now_s=100 + 10 * number), state, CONFIG)
+        assert (action.kind, action.target_watts, state.lowered_percent) == (kind, target, lowered)
+    assert not state.lowering
     # what falls while no cap is on is not counted
-    _, memory = advise_power(situation(budget=100, watts=150.0, now_s=200), memory, CONFIG)
-    assert memory.lowered_percent == 10
+    _, state = advise_power(situation(budget=100, watts=150.0, now_s=200), state, CONFIG)
+    assert state.lowered_percent == 10
     # when the alert is over the cap is released once, and a new alert starts again
-    action, memory = advise_power(situation(spec=None, now_s=201), memory, CONFIG)
+    action, state = advise_power(situation(spec=None, now_s=201), state, CONFIG)
     assert action.kind is PowerActionKind.RESET
-    assert memory == PowerState()
-    assert advise_power(situation(spec=None, now_s=202), memory, CONFIG)[0].kind is PowerActionKind.NOOP
+    assert state == PowerState()
+    assert advise_power(situation(spec=None, now_s=202), state, CONFIG)[0].kind is PowerActionKind.NOOP
 
 
 def test_a_cap_is_given_time_to_settle() -> None:
-    action, memory = advise_power(situation("s0"), PowerState(), CONFIG)
+    action, state = advise_power(situation("s0"), PowerState(), CONFIG)
     assert action.kind is PowerActionKind.CAP
-    action, same = advise_power(situation("s0", now_s=108.9), memory, CONFIG)
-    assert (action.kind, action.reason.rule, same) == (PowerActionKind.NOOP, "power_settling", memory)
-    assert advise_power(situation("s0", now_s=109), memory, CONFIG)[0].kind is PowerActionKind.CAP
+    action, same = advise_power(situation("s0", now_s=108.9), state, CONFIG)
+    assert (action.kind, action.reason.rule, same) == (PowerActionKind.NOOP, "power_settling", state)
+    assert advise_power(situation("s0", now_s=109), state, CONFIG)[0].kind is PowerActionKind.CAP
     # a clock of another boot does not wait, and what was lowered then is forgotten
-    action, memory = advise_power(situation("p0", now_s=5), replace(memory, lowered_percent=10), CONFIG)
-    assert (action.target_watts, memory.capped) == (90, True)
+    action, state = advise_power(situation("p0", now_s=5), replace(state, lowered_percent=10), CONFIG)
+    assert (action.target_watts, state.capped) == (90, True)
 
 
 def test_power_state_survives_json() -> None:
-    memory = PowerState(acted_ns=5, capped=True, lowering=True, lowered_percent=3, last_watts=100)
-    assert msgspec.json.decode(msgspec.json.encode(memory), type=PowerState) == memory
+    state = PowerState(acted_ns=5, capped=True, lowering=True, lowered_percent=3, last_watts=100)
+    assert msgspec.json.decode(msgspec.json.encode(state), type=PowerState) == state
 
 
 ANNOTATIONS = {

@@ -121,9 +121,9 @@ def test_the_latest_errors_weigh_most() -> None:
     """An error that is a day old has half the weight: of 1 (a day ago) and 3 ones now, quantiles change at 1 / (1 + ...)."""
     day_ago = tuple([5.0] + [0.0] * DAY_BUCKETS)
     weights_now = sum(0.5 ** (age / DAY_BUCKETS) for age in range(DAY_BUCKETS))
-    context = weights_now / (weights_now + 0.5)
-    assert weighted_quantile(day_ago, context - 1e-6) == 0.0
-    assert weighted_quantile(day_ago, context + 1e-6) == 5.0
+    share = weights_now / (weights_now + 0.5)
+    assert weighted_quantile(day_ago, share - 1e-6) == 0.0
+    assert weighted_quantile(day_ago, share + 1e-6) == 5.0
     assert weighted_quantile((3.0, 1.0, 2.0), 1.0) == 3.0
 
 

@@ -1,4 +1,4 @@
-"""Headroom of the reclaim pool: Katalyst's own cases, every branch, and properties of any node."""
+"""Headroom of regions and of the reclaim pool: Katalyst's own numbers, excluded NUMA nodes, and missing inputs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from msgspec.structs import replace
 
 from agent.advisor.headroom.headroom_policies import (
     ReclaimPoolInputs,
+    RegionNeed,
     assemble_headroom,
     headroom_refusal,
+    region_headroom,
     utilisation_headroom,
 )
 from agent.advisor.headroom.reclaim_exclusion import ReclaimableNodes
 from agent.config.advisor import CpuUtilBasedConfig, HeadroomConfig
 from api.advice import NOT_NUMA_BOUND
 from api.cpu import Topology
-from tests.agent.advisor.builders import topology
+from tests.builders.nodes import topology
 
-NODE = topology(96, numa=2)
+NODE = topology(96, sockets=2)
 ALL = ReclaimableNodes(numa_nodes=(0, 1))
 
 
@@ -34,7 +36,7 @@ def situation(
     cpus: Mapping[int, range], busy: float, used: float | None, *, node: Topology = NODE, **fields: Any
 ) -> ReclaimPoolInputs:
     return ReclaimPoolInputs(
-        **{  # what a case says of a field counts more
+        **{  # the fields of a case take precedence
             "topology": node,
             "cpus": {numa: tuple(part) for numa, part in cpus.items()},
             "busy": dict.fromkeys(node.ids, busy),
@@ -98,7 +100,7 @@ def test_katalysts_cases_and_every_branch(case: ReclaimPoolInputs, config: Headr
     [
         (situation(TEN, 0.3, None), "the CPU use of reclaimed pods"),
         (situation({}, 0.3, 3), "no reclaim pool"),
-        # known of the nodes without bound pods, unknown of the bound one: nothing is said of either
+        # known of the nodes without bound pods, unknown of the bound one: neither gets a headroom
         (situation({0: range(4), 1: range(48, 52)}, 0.3, 3, bound=(1,)), "NUMA node 1: the CPU use of reclaimed pods"),
     ],
 )
@@ -142,16 +144,6 @@ def test_the_reason_contains_the_numbers() -> None:
     assert "NUMA node 0 is not reclaimable: reclaim is disabled for a/b at level NUMA." in reason.text
 
 
-def test_headroom_of_the_tutorial_node_is_its_whole_reclaim_pool() -> None:
-    """48 idle cores: the headroom of the pool of 44 CPUs is 44 cores, then 42 and 40 as the share pool grows."""
-    node = topology(48)
-    for size in (44, 42, 40):
-        case = situation(
-            {0: range(48 - size, 48)}, 0.0, 0, node=node, reclaimable_nodes=ReclaimableNodes(numa_nodes=(0,))
-        )
-        assert assemble_headroom(case, HeadroomConfig()).cores == size
-
-
 cases = st.fixed_dictionaries(
     {
         "numa": st.integers(1, 4),
@@ -172,7 +164,7 @@ cases = st.fixed_dictionaries(
 @given(cases)
 def test_headroom_never_exceeds_the_cpus_and_parts_add_up(case: dict[str, Any]) -> None:
     numa, size = case["numa"], case["per_numa"]
-    node = topology(numa * size, numa=numa)
+    node = topology(numa * size, sockets=numa)
     cpus = {
         n: [cpu.id for cpu in node.cpus if cpu.numa == n][: max(round(size * case["pool"]), 1)] for n in range(numa)
     }
@@ -201,3 +193,44 @@ def test_headroom_never_exceeds_the_cpus_and_parts_add_up(case: dict[str, Any]) 
 def test_utilisation_headroom_never_exceeds_the_oversold_rate(supply: float, share: float, last: float) -> None:
     cores = utilisation_headroom(supply, supply * share, last, 64, CpuUtilBasedConfig(enable=True))
     assert min(supply, 64) - 1e-9 <= cores <= min(supply * 1.2, 64) + 1e-9
+
+
+NEED = RegionNeed(name="share", upper_cores=90, estimate_cores=0)
+
+
+@pytest.mark.parametrize("policy", ["canonical", "numa-dedicated", "numa-exclusive"])
+@pytest.mark.parametrize(("allocate", "reclaim", "expected"), [(0, 0, 90), (10, 0, 80), (0, 10, 100)])
+def test_katalysts_vectors(policy: str, allocate: float, reclaim: float, expected: float) -> None:
+    need = replace(NEED, reserved_for_allocate_cores=allocate, reserved_for_reclaim_cores=reclaim)
+    assert region_headroom(need, policy)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "estimate", "reclaimable", "expected", "rule"),
+    [
+        ("none", 0.0, True, 0.0, "region_none"),
+        ("none", None, True, 0.0, "region_none"),
+        ("canonical", 100.0, True, 0.0, "region_canonical"),
+        ("canonical", 30.0, False, 60.0, "region_canonical"),  # the assembler excludes what is not reclaimable
+        ("canonical", None, True, None, "region_unknown"),
+        ("numa-dedicated", 30.0, True, 60.0, "region_numa_dedicated"),
+        ("numa-dedicated", None, True, None, "region_unknown"),
+        ("numa-dedicated", None, False, 0.0, "region_reclaim_off"),
+    ],
+)
+def test_every_branch(
+    policy: str, estimate: float | None, reclaimable: bool, expected: float | None, rule: str
+) -> None:
+    cores, reason = region_headroom(replace(NEED, estimate_cores=estimate, reclaimable=reclaimable), policy)
+    assert cores == (None if expected is None else pytest.approx(expected))
+    assert reason.rule == rule
+
+
+def test_the_reason_of_a_region_contains_the_numbers() -> None:
+    reason = region_headroom(RegionNeed(name="dedicated-a/b", upper_cores=20, estimate_cores=7.5), "canonical")[1]
+    assert "dedicated-a/b leaves 12.50 cores: upper bound 20.00, less 7.50 needed" in reason.text
+
+
+def test_an_unknown_policy_is_an_error() -> None:
+    with pytest.raises(KeyError, match="adaptive"):
+        region_headroom(NEED, "adaptive")

@@ -41,11 +41,11 @@ def run(
     result: Iterable[Headroom], config: ReportConfig = PLAIN, *, node: NodeCapacity = NODE, every_s: float = 30
 ) -> tuple[list[Headroom], ReporterState]:
     """Return the reported headroom after each of these, one per period."""
-    memory, reported = ReporterState(), []
-    for context, item in enumerate(result):
-        advertised, memory = report_headroom(item, node, memory, config, round(context * every_s * S))
-        reported.append(advertised)
-    return reported, memory
+    state, reported = ReporterState(), []
+    for number, item in enumerate(result):
+        reported_now, state = report_headroom(item, node, state, config, round(number * every_s * S))
+        reported.append(reported_now)
+    return reported, state
 
 
 def cores(result: Iterable[float | None], config: ReportConfig = PLAIN, **fields: Any) -> list[float | None]:
@@ -152,12 +152,12 @@ def test_memory_has_steps_and_a_minimum_of_its_own() -> None:
 
 def test_the_reason_contains_the_numbers() -> None:
     both = Headroom(cores=20, memory_bytes=2.0 * GIB, reason=V)
-    reported, memory = run([both] * 4, ReportConfig(reserved_cores=3))
+    reported, state = run([both] * 4, ReportConfig(reserved_cores=3))
     assert reported[-1].reason.text == (
         "CPU: 17.00 cores reported, from a level of 20.00 cores less 3.00 cores reserved."
         " Memory: 5.00 GiB reported, from a level of 2.00 GiB raised to the minimum of 5.00 GiB."
     )
-    stale = report_headroom(cpu(None), NODE, memory, ReportConfig(reserved_cores=3), 630 * S)[0].reason.text
+    stale = report_headroom(cpu(None), NODE, state, ReportConfig(reserved_cores=3), 630 * S)[0].reason.text
     assert stale.startswith("CPU: 10.50 cores reported; inputs have been missing for 540 s.")  # 4 + 13 x .5
 
 
@@ -185,20 +185,20 @@ def test_unknown_memory_does_not_change_cpu() -> None:
 
 
 def test_between_periods_nothing_changes() -> None:
-    reported, memory = run([cpu(20)] * 4)
-    later, same = report_headroom(cpu(90), NODE, memory, PLAIN, round(119.9 * S))
+    reported, state = run([cpu(20)] * 4)
+    later, same = report_headroom(cpu(90), NODE, state, PLAIN, round(119.9 * S))
     assert later == reported[-1]
-    assert same == memory
-    assert report_headroom(cpu(90), NODE, memory, PLAIN, 120 * S)[1].tick_ns == 120 * S
+    assert same == state
+    assert report_headroom(cpu(90), NODE, state, PLAIN, 120 * S)[1].tick_ns == 120 * S
 
 
 def test_a_smaller_node_is_reported_at_once() -> None:
-    memory = run([cpu(80)] * 4)[1]
-    reported = report_headroom(cpu(80), NodeCapacity(cores_by_numa={0: 24}), memory, PLAIN, 91 * S)[0]
+    state = run([cpu(80)] * 4)[1]
+    reported = report_headroom(cpu(80), NodeCapacity(cores_by_numa={0: 24}), state, PLAIN, 91 * S)[0]
     assert (reported.cores, reported.cores_by_numa) == (24, {0: 24, 1: 0})
     both = Headroom(cores=8, memory_bytes=90.0 * GIB, memory_by_numa={0: 30.0 * GIB, 1: 60.0 * GIB}, reason=V)
-    memory = run([both] * 4)[1]
-    reported = report_headroom(both, NodeCapacity(cores_by_numa={0: 24}, memory_bytes=45 * GIB), memory, PLAIN, 91 * S)[
+    state = run([both] * 4)[1]
+    reported = report_headroom(both, NodeCapacity(cores_by_numa={0: 24}, memory_bytes=45 * GIB), state, PLAIN, 91 * S)[
         0
     ]
     assert (reported.memory_bytes, reported.memory_by_numa) == (45 * GIB, {0: 15 * GIB, 1: 30 * GIB})
@@ -209,8 +209,8 @@ def test_a_smaller_node_is_reported_at_once() -> None:
     [(30, 40), (180, 40), (210, 38.5), (540, 22), (870, 5.5), (900, 4), (3600, 4)],
 )
 def test_reported_headroom_decays_between_3_and_15_minutes_to_the_minimum(age_s: float, expected: float) -> None:
-    memory = run([cpu(40)] * 4, ReportConfig())[1]
-    reported, _ = report_headroom(cpu(None), NODE, memory, ReportConfig(), round((90 + age_s) * S))
+    state = run([cpu(40)] * 4, ReportConfig())[1]
+    reported, _ = report_headroom(cpu(None), NODE, state, ReportConfig(), round((90 + age_s) * S))
     assert reported.cores == pytest.approx(expected)
     assert reported.cores_by_numa == {0: pytest.approx(expected / 2), 1: pytest.approx(expected / 2)}
     assert reported.reason.rule == ("stale_held" if age_s <= 180 else "stale_decayed")
@@ -218,39 +218,39 @@ def test_reported_headroom_decays_between_3_and_15_minutes_to_the_minimum(age_s:
 
 def test_decayed_headroom_regrows_in_steps() -> None:
     config = ReportConfig()
-    memory = run([cpu(40)] * 4, config)[1]
-    reported = [report_headroom(cpu(None), NODE, memory, config, 900 * S)[0].cores]
-    memory = report_headroom(cpu(None), NODE, memory, config, 900 * S)[1]
-    for context in range(31, 37):
-        advertised, memory = report_headroom(cpu(40), NODE, memory, config, context * 30 * S)
-        reported.append(advertised.cores)
+    state = run([cpu(40)] * 4, config)[1]
+    reported = [report_headroom(cpu(None), NODE, state, config, 900 * S)[0].cores]
+    state = report_headroom(cpu(None), NODE, state, config, 900 * S)[1]
+    for number in range(31, 37):
+        reported_now, state = report_headroom(cpu(40), NODE, state, config, number * 30 * S)
+        reported.append(reported_now.cores)
     # 810 s old at first, 840 s at the first sample: 40 down to 4 + 36 x 60/720; the window fills, then steps of 4
     assert reported == [pytest.approx(item) for item in (8.5, 7, 7, 7, 11, 15, 19)]
 
 
 def test_disabling_reclaim_reports_zero_at_once_and_resets_the_state() -> None:
-    memory = run([cpu(40)] * 4)[1]
-    reported, memory = report_headroom(cpu(40), NODE, memory, PLAIN, 91 * S, enable_reclaim=False)
+    state = run([cpu(40)] * 4)[1]
+    reported, state = report_headroom(cpu(40), NODE, state, PLAIN, 91 * S, enable_reclaim=False)
     assert (reported.cores, reported.cores_by_numa, reported.memory_bytes) == (0, {0: 0, 1: 0}, 0)
-    reported, memory = report_headroom(cpu(40), NODE, memory, PLAIN, 92 * S)
+    reported, state = report_headroom(cpu(40), NODE, state, PLAIN, 92 * S)
     assert reported.cores == 0
-    for context in range(3):
-        reported, memory = report_headroom(cpu(40), NODE, memory, PLAIN, (122 + 30 * context) * S)
+    for number in range(3):
+        reported, state = report_headroom(cpu(40), NODE, state, PLAIN, (122 + 30 * number) * S)
     assert reported.cores == 40
 
 
 def test_a_reboot_resets_the_state() -> None:
-    memory = run([cpu(40)] * 4)[1]
-    reported, memory = report_headroom(cpu(40), NODE, memory, PLAIN, 5 * S)
+    state = run([cpu(40)] * 4)[1]
+    reported, state = report_headroom(cpu(40), NODE, state, PLAIN, 5 * S)
     assert reported.cores is None
-    assert len(memory.cores.total.samples) == 1
+    assert len(state.cores.total.samples) == 1
 
 
 def test_a_new_numa_node_does_not_change_the_report_until_its_window_is_full() -> None:
-    memory = run([cpu(20, {0: 20})] * 4)[1]
-    for context in range(4, 8):
-        reported, memory = report_headroom(cpu(40, {0: 20, 1: 20}), NODE, memory, PLAIN, context * 30 * S)
-        if context < 7:
+    state = run([cpu(20, {0: 20})] * 4)[1]
+    for number in range(4, 8):
+        reported, state = report_headroom(cpu(40, {0: 20, 1: 20}), NODE, state, PLAIN, number * 30 * S)
+        if number < 7:
             assert (reported.cores, reported.cores_by_numa) == (20, {0: 20})
     assert (reported.cores, reported.cores_by_numa) == (36, {0: 18, 1: 18})
 
@@ -276,10 +276,10 @@ def test_parts_expire_with_their_samples() -> None:
 
 
 def test_the_total_falls_while_a_new_numa_node_is_unknown() -> None:
-    memory, reported = run([cpu(20, {0: 20})] * 4)[1], []
-    for context in range(4, 8):
-        advertised, memory = report_headroom(cpu(6, {0: 3, 1: 3}), NODE, memory, PLAIN, context * 30 * S)
-        reported.append((advertised.cores, advertised.cores_by_numa[0]))
+    state, reported = run([cpu(20, {0: 20})] * 4)[1], []
+    for number in range(4, 8):
+        reported_now, state = report_headroom(cpu(6, {0: 3, 1: 3}), NODE, state, PLAIN, number * 30 * S)
+        reported.append((reported_now.cores, reported_now.cores_by_numa[0]))
     # at last node 0 is four steps down from 20, and node 1 is known: 4 and 3 parts of 6
     assert reported == [(16.5, 16.5), (13, 13), (9.5, 9.5), (6, pytest.approx(6 * 4 / 7))]
 
@@ -315,8 +315,8 @@ def test_a_reduction_by_a_stale_resource_is_stale() -> None:
 
 
 def test_reporter_state_survives_json() -> None:
-    memory = run([cpu(40)] * 5, ReportConfig())[1]
-    assert msgspec.json.decode(msgspec.json.encode(memory), type=ReporterState) == memory
+    state = run([cpu(40)] * 5, ReportConfig())[1]
+    assert msgspec.json.decode(msgspec.json.encode(state), type=ReporterState) == state
 
 
 def test_invalid_settings_are_rejected() -> None:
@@ -333,7 +333,7 @@ def test_never_above_the_node_never_negative_never_more_on_missing_inputs(
     turns: list[tuple[float | None, float | None, float]], defaults: bool
 ) -> None:
     config = ReportConfig() if defaults else PLAIN
-    memory, now_s, before = ReporterState(), 0.0, None
+    state, now_s, before = ReporterState(), 0.0, None
     for result, gib, wait_s in turns:
         now_s += wait_s
         item = Headroom(
@@ -342,7 +342,7 @@ def test_never_above_the_node_never_negative_never_more_on_missing_inputs(
             memory_bytes=None if gib is None else gib * GIB,
             reason=V,
         )
-        reported, memory = report_headroom(item, NODE, memory, config, round(now_s * S))
+        reported, state = report_headroom(item, NODE, state, config, round(now_s * S))
         if reported.cores is not None:
             assert 0 <= reported.cores <= 96
             assert sum(reported.cores_by_numa.values()) == pytest.approx(reported.cores, abs=1e-5)

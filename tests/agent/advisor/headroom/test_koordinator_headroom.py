@@ -17,7 +17,7 @@ from agent.advisor.headroom.koordinator_headroom import (
     mid_amount,
 )
 from agent.config.advisor import KoordinatorHeadroomConfig
-from tests.agent.advisor.builders import topology
+from tests.builders.nodes import topology
 
 
 def prod(used: float | None, request: float | None = None, **fields: Any) -> KoordinatorDemand:
@@ -105,7 +105,7 @@ def test_the_reason_contains_the_formula_with_numbers() -> None:
 
 
 def test_headroom_of_both_resources_by_both_policies() -> None:
-    node = topology(100, numa=2)
+    node = topology(100, sockets=2)
     cpu = KoordinatorBudget(
         capacity=100, system_used=7, reserved=10, demands=[prod(20)], prod_reclaimable=30, node_used=80
     )

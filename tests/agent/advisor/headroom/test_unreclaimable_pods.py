@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState
-from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.headroom.headroom_policies import CpuAllowance, compute_headroom
 from agent.advisor.headroom.koordinator_headroom import koordinator_cpu_budget, prod_spare_cores
 from agent.advisor.headroom.reclaim_exclusion import max_reclaimable_cores, reclaimable_nodes, unreclaimable_idle_cores
@@ -22,14 +21,19 @@ from api.decision import Advice
 from api.forecast import Forecast, ForecastResource, PeakForecast
 from api.knobs import Reason
 from api.pod import Pod
-from api.qos import Enhancements, QoSLevel
+from api.qos import Enhancements
 from api.rates import CgroupRates, NodeRates, Rates
-from tests.agent.advisor.builders import pod, snapshot, topology, waits
+from api.snapshot import Snapshot
+from tests.agent.advisor.cycles import advice_of, evaluate_cycles
+from tests.builders.nodes import run_queue_latency as waits
+from tests.builders.nodes import topology
+from tests.builders.pods import reclaimed, shared
+from tests.builders.snapshots import snapshot
 
 
 def web(level: str = "", request: float | None = 24.0, **fields: Any) -> Pod:
     profile = msgspec.convert({"disableReclaimLevel": level}, ServiceProfile)
-    return replace(pod("web", QoSLevel.SHARED, request=request), profile=profile, **fields)
+    return replace(shared("web", cpu_request=request), profile=profile, **fields)
 
 
 def bound(level: str) -> Pod:
@@ -40,19 +44,14 @@ def story(
     pods: Sequence[Pod], config: Mapping[str, Any], node: Topology, used: float = 0.5, every_s: int = 1
 ) -> list[Advice]:
     """Run sixty cycles in which pods use these cores and wait at most 0.1 ms."""
-    settings, state, result = msgspec.convert({"advisor": config}, AgentConfig), PolicyState(), []
-    for second in range(0, 60 * every_s, every_s):
-        current = snapshot(
-            second,
-            pods,
-            cpus=node,
-            usage_s={each.name: used * second for each in pods},
-            wait={each.name: waits({100: 100 * second}) for each in pods},
-        )
-        policy_result, state = evaluate_policy(current, settings, state, current.taken_at_ns)
-        assert policy_result.advice is not None
-        result.append(policy_result.advice)
-    return result
+    cycles = [in_use(second, pods, node, used) for second in range(0, 60 * every_s, every_s)]
+    return [advice_of(item) for item in evaluate_cycles(cycles, msgspec.convert({"advisor": config}, AgentConfig))[0]]
+
+
+def in_use(second: int, pods: Sequence[Pod], node: Topology | int, used: float = 0.5) -> Snapshot:
+    usage_s = {each.name: used * second for each in pods}
+    latency = {each.name: waits({100: 100 * second}) for each in pods}
+    return snapshot(second, pods, machine=node, usage_s=usage_s, latency=latency)
 
 
 def headroom_cores(advice: Advice) -> float | None:
@@ -87,7 +86,7 @@ def test_levels_under_canonical(level: str, cores: float) -> None:
     ],
 )
 def test_levels_of_a_pod_on_one_of_two_numa_nodes(level: str, reclaimable: float, parts: tuple[bool, bool]) -> None:
-    last = story([bound(level), pod("batch", QoSLevel.RECLAIMED)], {}, topology(96, numa=2))[-1]
+    last = story([bound(level), reclaimed("batch")], {}, topology(96, sockets=2))[-1]
     assert last.headroom is not None
     assert last.reclaimable_cores == pytest.approx(reclaimable)
     assert tuple(last.headroom.cores_by_numa[numa] > 0 for numa in (0, 1)) == parts
@@ -115,22 +114,18 @@ def test_a_pod_that_uses_more_than_it_requested_counts_by_its_use() -> None:
 
 
 def test_an_unreclaimable_pod_lowers_reclaimable_cpu_at_once_and_its_end_raises_it_slowly() -> None:
-    state, reclaimable = PolicyState(), []
-    for second in range(40):
-        pods = [pod("api", QoSLevel.SHARED, request=1.0), *([web("Pod")] if 10 <= second < 20 else [])]
-        usage, wait = ({each.name: value for each in pods} for value in (0.5 * second, waits({100: 100 * second})))
-        current = snapshot(second, pods, cpus=48, usage_s=usage, wait=wait)  # type: ignore[arg-type]
-        result, state = evaluate_policy(current, AgentConfig(), state, current.taken_at_ns)
-        assert result.advice is not None
-        reclaimable.append(result.advice.reclaimable_cores)
+    api, both = shared("api", cpu_request=1.0), slice(10, 20)
+    cycles = [in_use(second, [api], 48) for second in range(40)]
+    cycles[both] = [in_use(second, [api, web("Pod")], 48) for second in range(10, 20)]
+    reclaimable = [advice_of(result).reclaimable_cores for result in evaluate_cycles(cycles, AgentConfig())[0]]
     assert (reclaimable[9], reclaimable[10], reclaimable[19]) == (48, 24, 24)
     assert [round(cores, 2) for cores in reclaimable[20:23]] == [28.8, 33.6, 38.4]  # a tenth of the node each second
 
 
 def forecast_headroom_cores(level: str, usage: float | None, peak: float) -> float | None:
     """Headroom of 48 CPUs with 4 reserved by a trusted forecast, where the pod requests 24."""
-    shot = snapshot(1, [web(level)], cpus=48)
-    _, state = evaluate_policy(shot, AgentConfig(), PolicyState(), shot.taken_at_ns)
+    shot = snapshot(1, [web(level)], machine=48)
+    _, state = evaluate_cycles([shot], AgentConfig())
     container = state.advisor.containers["/web"]
     current = Forecast(
         resource=ForecastResource.CPU,
@@ -138,9 +133,9 @@ def forecast_headroom_cores(level: str, usage: float | None, peak: float) -> flo
         forecast=PeakForecast(peak=peak, trusted=True, reason=Reason(rule="calibrated", text="The peak is predicted.")),
         target_miss_ratio=0.055,
     )
-    memory = AdvisorState(containers={"/web": replace(container, usage_cores=usage)}, forecasts=(current,))
+    advisor = AdvisorState(containers={"/web": replace(container, usage_cores=usage)}, forecasts=(current,))
     config = msgspec.convert({"headroom": {"policy": "forecast"}}, AdvisorConfig)
-    return compute_headroom(shot, None, config, memory, CpuAllowance(need_cores=1.0, reclaimable_cores=48.0)).cores
+    return compute_headroom(shot, None, config, advisor, CpuAllowance(need_cores=1.0, reclaimable_cores=48.0)).cores
 
 
 @pytest.mark.parametrize(
@@ -154,29 +149,33 @@ def test_unreclaimable_requests_are_reserved_on_top_of_the_predicted_peak(
 
 
 def test_koordinators_sums_count_its_request_as_use() -> None:
-    pods = [web("Pod"), replace(pod("api", QoSLevel.SHARED, request=4.0))]
+    pods = [web("Pod"), replace(shared("api", cpu_request=4.0))]
     change = Rates(
         node=NodeRates(interval_ns=1, busy_cores=1.5),
         cgroups={f"/{name}": CgroupRates(interval_ns=1, cpu_cores=0.5) for name in ("web", "api")},
     )
-    shot = snapshot(1, pods, cpus=48)
+    shot = snapshot(1, pods, machine=48)
     budget = koordinator_cpu_budget(shot, change, 0.0)
     assert [demand.used for demand in budget.demands] == [24, 0.5]
     assert budget.system_used == 0.5
-    _, state = evaluate_policy(shot, AgentConfig(), PolicyState(), shot.taken_at_ns)
+    _, state = evaluate_cycles([shot], AgentConfig())
     needs = {path: replace(item, usage_cores=0.5, ramping=False) for path, item in state.advisor.containers.items()}
     assert prod_spare_cores(shot, change, needs, AdvisorConfig()) == pytest.approx(4 - 0.625)
 
 
 def test_nothing_is_reserved_if_every_pod_is_reclaimable() -> None:
-    shot, config = snapshot(1, [web(), pod("batch", QoSLevel.RECLAIMED)], cpus=48), AdvisorConfig()
+    shot, config = snapshot(1, [web(), reclaimed("batch")], machine=48), AdvisorConfig()
     assert unreclaimable_idle_cores(shot, AdvisorState(), config) == 0.0
     assert max_reclaimable_cores(shot, reclaimable_nodes(shot, AdvisorState(), config), AdvisorState(), config) is None
 
 
 @pytest.mark.parametrize(("before", "most"), [(None, 24), (10.0, 10), (30.0, 24)])
 def test_reclaimable_cpu_does_not_grow_while_a_pods_numa_nodes_are_unknown(before: float | None, most: float) -> None:
-    shot, config, memory = snapshot(1, [web("NUMA")], cpus=48), AdvisorConfig(), AdvisorState(reclaimable_cores=before)
-    where = reclaimable_nodes(shot, memory, config)
+    shot, config, state = (
+        snapshot(1, [web("NUMA")], machine=48),
+        AdvisorConfig(),
+        AdvisorState(reclaimable_cores=before),
+    )
+    where = reclaimable_nodes(shot, state, config)
     assert where.unknown == ("default/web",)
-    assert max_reclaimable_cores(shot, where, memory, config) == most
+    assert max_reclaimable_cores(shot, where, state, config) == most

@@ -9,14 +9,15 @@ from msgspec.structs import replace
 
 from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
 from api.measurements import UNLIMITED, CgroupLimits, Machine, MemoryZone, NumaNode, Pressure
-from api.pod import Container, Pod
+from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
-from api.snapshot import CgroupSample, NodeSample, Snapshot
-from tests.agent.advisor.builders import topology
+from api.snapshot import CgroupSample, NodeSample
+from tests.builders import snapshots
+from tests.builders.nodes import S, cgroup_sample, topology
+from tests.builders.pods import pod as build_pod
 
 GIB = 1 << 30
 MIB = 1 << 20
-S = 1_000_000_000
 PAGE = 4096
 ROOT = "/kubepods/besteffort"
 
@@ -31,18 +32,14 @@ def pod(
     **fields: Any,
 ) -> Pod:
     """Return a pod whose container's cgroup is below ROOT if it is reclaimed."""
-    place = f"{ROOT}/{name}" if qos is QoSLevel.RECLAIMED else f"/{name}"
-    container = Container(
-        name=name, cgroup=place, memory_request_bytes=None if request is None else round(request * GIB)
-    )
-    return Pod(
+    fields.setdefault("enhancements", Enhancements(numa_binding=bool(bound), numa_exclusive=exclusive))
+    return build_pod(
+        name,
+        qos,
         uid=name,
-        namespace="default",
-        name=name,
-        qos=qos,
-        containers=(container,),
+        cgroup=f"{ROOT}/{name}" if qos is QoSLevel.RECLAIMED else f"/{name}",
+        memory_request=None if request is None else round(request * GIB),
         bound_numa=bound,
-        enhancements=fields.pop("enhancements", Enhancements(numa_binding=bool(bound), numa_exclusive=exclusive)),
         **fields,
     )
 
@@ -63,8 +60,8 @@ def group(path: str, *, number: int = 7, read_at_ns: int | None = None, **fields
     pressure = None
     if avg60 is not None:
         pressure = Pressure(some_us=fields.pop("stall_us", 0), some_avg10=avg60, some_avg60=avg60)
-    return CgroupSample(
-        path=path,
+    return cgroup_sample(
+        path,
         id=number,
         memory_stat=stat,
         numa_stat=numa_stat,
@@ -119,23 +116,21 @@ def situation(
         ),
         files_read_at_ns=round(at_s * S),
     )
-    snapshot = Snapshot(
-        seq=1,
+    snapshot = snapshots.snapshot(
+        at_s,
+        pods,
+        machine=topology(cpus, sockets=numa),
         taken_at_ns=round(at_s * S),
-        wall_time_ns=round(at_s * S),
-        boot_id="b",
-        topology=topology(cpus, numa=numa),
         node=node,
-        cgroups={"/": CgroupSample(path="/", id=1), **{each.path: each for each in groups}},
-        pods=tuple(pods),
+        cgroups={"/": cgroup_sample("/", id=1), **{each.path: each for each in groups}},
     )
     fields.setdefault("root", ReclaimRoot(path=ROOT if any(each.path == ROOT for each in groups) else ""))
     return MemoryInputs(snapshot=snapshot, now_ns=round(at_s * S), **fields)
 
 
-def without(of: MemoryInputs, *names: str) -> MemoryInputs:
+def without(inputs: MemoryInputs, *names: str) -> MemoryInputs:
     """Return the inputs without these lines of the node's and its NUMA nodes' meminfo, or without sysctl values."""
-    node = of.snapshot.node
+    node = inputs.snapshot.node
     state = {name: size for name, size in node.meminfo.items() if name not in names}
     numa = {
         each: replace(result, meminfo={name: size for name, size in result.meminfo.items() if name not in names})
@@ -143,4 +138,4 @@ def without(of: MemoryInputs, *names: str) -> MemoryInputs:
     }
     sysctl = {name: value for name, value in node.sysctl.items() if name not in names}
     node = replace(node, meminfo=state, numa=numa, sysctl=sysctl)
-    return replace(of, snapshot=replace(of.snapshot, node=node))
+    return replace(inputs, snapshot=replace(inputs.snapshot, node=node))

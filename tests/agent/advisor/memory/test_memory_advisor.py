@@ -41,10 +41,10 @@ def test_without_any_input_there_are_no_requests_and_no_headroom() -> None:
         seq=1, taken_at_ns=0, wall_time_ns=0, boot_id="b", topology=Topology(cpus=()), node=NodeSample(),
         cgroups={}, pods=(pod("web", QoSLevel.SHARED), pod("batch", RECLAIMED)),
     )  # fmt: skip
-    of = MemoryInputs(snapshot=bare, now_ns=0, root=ReclaimRoot(path=ROOT))
+    inputs = MemoryInputs(snapshot=bare, now_ns=0, root=ReclaimRoot(path=ROOT))
     for policy in ("canonical", "numa_aware"):
         config = replace(EVERYTHING, policy=policy)
-        advice, state = advise_memory(of, MemoryAdvisorState(headroom_bytes=5.0), config)
+        advice, state = advise_memory(inputs, MemoryAdvisorState(headroom_bytes=5.0), config)
         assert advice.headroom_bytes is None
         assert advice.headroom_reason.rule == "memory_inputs_missing"
         assert advice.condition.state is MemoryPressure.UNKNOWN
@@ -63,8 +63,7 @@ def loaded(at_s: float = 1000, **fields: Any) -> MemoryInputs:
         for path, number in (("/web", 11), (f"{ROOT}/batch", 12))
     ]  # fmt: skip
     top = root(memory_bytes=8 * GIB, on_numa={0: (4, 4), 1: (0, 0)}, read_at_ns=round(at_s * S))
-    given_ = {"free": (1, 100), **fields}
-    return situation(pods, [*groups, top], numa=2, at_s=at_s, **given_)
+    return situation(pods, [*groups, top], numa=2, at_s=at_s, **{"free": (1, 100), **fields})
 
 
 def test_everything_at_once() -> None:
@@ -131,17 +130,17 @@ def test_requests_concern_only_reclaimed_pods_unless_offloading_is_configured_fo
             )
             for p, (_, anon, file, known_state, total) in zip(named, pods, strict=True)
         ]  # fmt: skip
-        of = situation(
+        inputs = situation(
             named, [*groups, root(on_numa={0: (1, 1), 1: (0, 0)})], numa=2, free=free, at_s=at_s,
             meminfo={"SwapTotal": 8, "SwapFree": 8},
         )  # fmt: skip
-        advice, state = advise_memory(of, state, config)
+        advice, state = advise_memory(inputs, state, config)
         assert advice.headroom_bytes is None or advice.headroom_bytes >= 0
         for request in advice.knob_requests:
             offloading = by_path.get(request.cgroup) in levels and request.knob in (Knob.MEMORY_RECLAIM, Knob.SWAP_MAX)
             assert request.cgroup in touchable or offloading, request
             if request.knob in (Knob.MEMORY_RECLAIM, Knob.DROP_CACHE):
-                assert 0 < int(request.value) <= of.snapshot.cgroups[request.cgroup].memory_bytes  # type: ignore[operator]
+                assert 0 < int(request.value) <= inputs.snapshot.cgroups[request.cgroup].memory_bytes  # type: ignore[operator]
 
 
 LOSSES = (
@@ -151,23 +150,23 @@ LOSSES = (
 )  # fmt: skip
 
 
-def lossy(of: MemoryInputs, losses: set[str]) -> MemoryInputs:
+def lossy(inputs: MemoryInputs, losses: set[str]) -> MemoryInputs:
     """Return the inputs without these parts."""
-    of = without(of, *losses)
-    node = of.snapshot.node
+    inputs = without(inputs, *losses)
+    node = inputs.snapshot.node
     bare: dict[str, Any] = {"zones": (), "numa": {}, "sysctl": {}}
     node = replace(node, **{name: bare[name] for name in bare.keys() & losses})
     if "total" in losses:
         node = replace(node, memory_total_bytes=None)
-    cgroups = dict(of.snapshot.cgroups)
+    cgroups = dict(inputs.snapshot.cgroups)
     blank = CgroupSample(path="", id=0)
     for loss in losses:
         pod_name, _, field = loss.partition(" ")
         path = {"web": "/web", "batch": f"{ROOT}/batch", "root": ROOT}.get(pod_name)
         if path and field:
             cgroups[path] = replace(cgroups[path], **{field: getattr(blank, field)})
-    snapshot = replace(of.snapshot, node=node, cgroups=cgroups)
-    return replace(of, snapshot=snapshot)
+    snapshot = replace(inputs.snapshot, node=node, cgroups=cgroups)
+    return replace(inputs, snapshot=snapshot)
 
 
 @settings(max_examples=200)

@@ -49,7 +49,7 @@ def online(use: float = 10, free: float = 60, used: float = 40, **fields: object
 
 
 @pytest.mark.parametrize(
-    ("of", "config", "expected"),
+    ("inputs", "config", "expected"),
     [
         (online(), FOUR, 64),  # 96 - 1.1 x 20 - 10
         (online(), util(), 88),  # + (60 x 0.6 - 10) - (32 - 20 + 10) + 20
@@ -61,18 +61,18 @@ def online(use: float = 10, free: float = 60, used: float = 40, **fields: object
         (situation(total=100, free=100), FOUR, 96),  # no pods
     ],
 )
-def test_canonical(of: MemoryInputs, config: MemoryConfig, expected: float) -> None:
-    result = compute_memory_headroom(of, config, None)
+def test_canonical(inputs: MemoryInputs, config: MemoryConfig, expected: float) -> None:
+    result = compute_memory_headroom(inputs, config, None)
     assert result.bytes == pytest.approx(expected * GIB)
     assert result.by_numa == {0: result.bytes}
 
 
 @pytest.mark.parametrize(("cpus", "expected"), [(17, 85), (28, 85), (16, 73), (29, 73)])
 def test_cache_counts_where_cpus_and_memory_are_in_proportion(cpus: int, expected: float) -> None:
-    of = online(use=15, free=20, used=60)
+    inputs = online(use=15, free=20, used=60)
     node = situation(
-        of.snapshot.pods,
-        [of.snapshot.cgroups["/online"], of.snapshot.cgroups["/system"]],
+        inputs.snapshot.pods,
+        [inputs.snapshot.cgroups["/online"], inputs.snapshot.cgroups["/system"]],
         total=100,
         free=20,
         scale=500,
@@ -84,13 +84,13 @@ def test_cache_counts_where_cpus_and_memory_are_in_proportion(cpus: int, expecte
 
 
 def test_shared_memory_is_part_of_the_cache_and_counts_once() -> None:
-    of = situation([pod("a", SHARED)], [group("/a", anon=10, file=10, shmem=8)], total=100)
-    result = compute_memory_headroom(of, FOUR, None)
+    inputs = situation([pod("a", SHARED)], [group("/a", anon=10, file=10, shmem=8)], total=100)
+    result = compute_memory_headroom(inputs, FOUR, None)
     assert result.bytes == pytest.approx((96 - 22) * GIB)
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "expected"),
+    ("owner", "fields", "expected"),
     [
         (pod("a", SHARED, request=30), {}, 96 - 22),
         (pod("a", SHARED, request=30), {"not_reclaimable": ("default/a",)}, 96 - 30),
@@ -102,10 +102,10 @@ def test_shared_memory_is_part_of_the_cache_and_counts_once() -> None:
         (pod("a", RECLAIMED, request=30), {}, 96),
     ],
 )
-def test_estimated_need_of_containers(name: Pod, fields: dict[str, object], expected: float) -> None:
-    path = name.containers[0].cgroup
+def test_estimated_need_of_containers(owner: Pod, fields: dict[str, object], expected: float) -> None:
+    path = owner.containers[0].cgroup
     result = compute_memory_headroom(
-        situation([name], [group(path, anon=10, file=10)], total=100, **fields), FOUR, None
+        situation([owner], [group(path, anon=10, file=10)], total=100, **fields), FOUR, None
     )
     assert result.bytes == pytest.approx(expected * GIB)
 
@@ -114,31 +114,31 @@ def test_a_sidecar_of_a_pod_with_its_own_numa_node_needs_nothing_more() -> None:
     main = pod("a", DEDICATED, request=30, bound=(0,), exclusive=True)
     side = replace(main.containers[0], name="side", cgroup="/side", sidecar=True)
     both = replace(main, containers=(*main.containers, side))
-    of = situation([both], numa=2, total=50, not_reclaimable=("default/a",))
-    assert compute_memory_headroom(of, FOUR, None).bytes == pytest.approx((96 - 50) * GIB)
+    inputs = situation([both], numa=2, total=50, not_reclaimable=("default/a",))
+    assert compute_memory_headroom(inputs, FOUR, None).bytes == pytest.approx((96 - 50) * GIB)
 
 
 def test_an_unmeasured_container_counts_with_its_request_and_stops_growth() -> None:
     pods = [pod("a", SHARED, request=30), pod("b", SHARED)]
-    of = situation(pods, [group("/a"), group("/b", anon=0, file=0)], total=100)
-    first = compute_memory_headroom(of, FOUR, None)
+    inputs = situation(pods, [group("/a"), group("/b", anon=0, file=0)], total=100)
+    first = compute_memory_headroom(inputs, FOUR, None)
     assert first.bytes == pytest.approx(66 * GIB)
-    frozen = compute_memory_headroom(of, FOUR, 50.0 * GIB)
+    frozen = compute_memory_headroom(inputs, FOUR, 50.0 * GIB)
     assert frozen.bytes == 50 * GIB
     assert frozen.reason.rule == "memory_headroom_frozen"
     assert sum(frozen.by_numa.values()) == pytest.approx(50 * GIB)
-    assert compute_memory_headroom(of, FOUR, 80.0 * GIB).bytes == pytest.approx(66 * GIB)
+    assert compute_memory_headroom(inputs, FOUR, 80.0 * GIB).bytes == pytest.approx(66 * GIB)
 
 
 def test_a_container_without_cgroup_counts_with_its_request_and_stops_nothing() -> None:
-    of = situation([pod("a", SHARED, request=30)], total=100)
-    result = compute_memory_headroom(of, FOUR, 50.0 * GIB)
+    inputs = situation([pod("a", SHARED, request=30)], total=100)
+    result = compute_memory_headroom(inputs, FOUR, 50.0 * GIB)
     assert result.bytes == pytest.approx(66 * GIB)
 
 
 def test_an_old_reading_does_not_count() -> None:
-    of = situation([pod("a", SHARED, request=30)], [group("/a", anon=1, file=1, read_at_ns=900 * 10**9)], total=100)
-    assert compute_memory_headroom(of, FOUR, None).bytes == pytest.approx(66 * GIB)
+    inputs = situation([pod("a", SHARED, request=30)], [group("/a", anon=1, file=1, read_at_ns=900 * 10**9)], total=100)
+    assert compute_memory_headroom(inputs, FOUR, None).bytes == pytest.approx(66 * GIB)
 
 
 def test_canonical_is_spread_by_what_is_free_and_what_reclaimed_pods_use() -> None:
@@ -149,8 +149,8 @@ def test_canonical_is_spread_by_what_is_free_and_what_reclaimed_pods_use() -> No
 
 
 def test_canonical_is_not_spread_with_missing_inputs() -> None:
-    of = situation([], [root()], numa=2, total=50)
-    result = compute_memory_headroom(of, FOUR, None)
+    inputs = situation([], [root()], numa=2, total=50)
+    result = compute_memory_headroom(inputs, FOUR, None)
     assert result.bytes == pytest.approx(96 * GIB)
     assert result.by_numa == {}
     assert result.reason.inputs["by_numa_missing"] == f"memory of {ROOT} by NUMA node"
@@ -170,8 +170,8 @@ BATCH = pod("batch", RECLAIMED, request=20)
     ],
 )
 def test_numa_aware(pods: list[Pod], expected: dict[int, float]) -> None:
-    of = situation(pods, [group(f"{ROOT}/batch")], numa=2, scale=500, not_reclaimable=("default/own",))
-    result = compute_memory_headroom(of, numa_aware(), None)
+    inputs = situation(pods, [group(f"{ROOT}/batch")], numa=2, scale=500, not_reclaimable=("default/own",))
+    result = compute_memory_headroom(inputs, numa_aware(), None)
     assert result.by_numa == pytest.approx({numa: size * GIB for numa, size in expected.items()})
     assert result.bytes == pytest.approx(sum(expected.values()) * GIB)
 
@@ -182,14 +182,14 @@ def test_a_reclaimable_pod_excludes_no_numa_node() -> None:
 
 
 def test_numa_aware_reserves_a_part_of_online_requests() -> None:
-    of = situation([pod("a", SHARED, request=100)], [group("/a")], numa=2, scale=500)
-    result = compute_memory_headroom(of, numa_aware(retained=0.1), None)
+    inputs = situation([pod("a", SHARED, request=100)], [group("/a")], numa=2, scale=500)
+    result = compute_memory_headroom(inputs, numa_aware(retained=0.1), None)
     assert result.bytes == pytest.approx(211 * GIB)
 
 
 def test_numa_aware_headroom_is_at_most_twice_the_limit_of_the_reclaim_root() -> None:
-    of = situation([], [root(limit=50 * GIB)], numa=2, scale=500)
-    result = compute_memory_headroom(of, numa_aware(oversold=2.0), None)
+    inputs = situation([], [root(limit=50 * GIB)], numa=2, scale=500)
+    result = compute_memory_headroom(inputs, numa_aware(oversold=2.0), None)
     assert result.by_numa == {0: 50 * GIB, 1: 50 * GIB}
     assert (
         compute_memory_headroom(situation([], [root()], numa=2, scale=500), numa_aware(oversold=2.0), None).bytes
@@ -204,13 +204,13 @@ def test_the_limit_of_a_bound_root_counts_on_its_numa_node() -> None:
         group(f"{ROOT}/batch"),
         replace(root(limit=15 * GIB), path="/kubepods/besteffort-1"),
     ]
-    of = situation([bound], groups, numa=2, scale=500, numa_roots={1: "/kubepods/besteffort-1"})
-    result = compute_memory_headroom(of, numa_aware(oversold=2.0), None)
+    inputs = situation([bound], groups, numa=2, scale=500, numa_roots={1: "/kubepods/besteffort-1"})
+    result = compute_memory_headroom(inputs, numa_aware(oversold=2.0), None)
     assert result.by_numa == {0: pytest.approx(110.5 * GIB), 1: 30 * GIB}
 
 
 @pytest.mark.parametrize(
-    ("of", "config", "what"),
+    ("inputs", "config", "what"),
     [
         (without(situation(numa=2), "MemFree"), numa_aware(), "MemFree of NUMA node 0"),
         (without(situation(numa=2), "MemTotal"), numa_aware(), "MemTotal of NUMA node 0"),
@@ -226,29 +226,29 @@ def test_the_limit_of_a_bound_root_counts_on_its_numa_node() -> None:
         (without(online(), "Cached"), util(0.6), "Cached of the node"),
     ],
 )  # fmt: skip
-def test_a_missing_input_gives_no_headroom(of: MemoryInputs, config: MemoryConfig, what: str) -> None:
-    result = compute_memory_headroom(of, config, 10.0 * GIB)
+def test_a_missing_input_gives_no_headroom(inputs: MemoryInputs, config: MemoryConfig, what: str) -> None:
+    result = compute_memory_headroom(inputs, config, 10.0 * GIB)
     assert result.bytes is None
     assert result.reason.rule == "memory_inputs_missing"
     assert what in result.reason.text
 
 
 def test_old_readings_of_numa_nodes_give_no_headroom() -> None:
-    of = situation(numa=2)
-    node = replace(of.snapshot.node, files_read_at_ns=900 * 10**9)
-    old = replace(of, snapshot=replace(of.snapshot, node=node))
+    inputs = situation(numa=2)
+    node = replace(inputs.snapshot.node, files_read_at_ns=900 * 10**9)
+    old = replace(inputs, snapshot=replace(inputs.snapshot, node=node))
     assert compute_memory_headroom(old, numa_aware(), None).bytes is None
 
 
 @pytest.mark.parametrize(
-    ("of", "config", "rule"),
+    ("inputs", "config", "rule"),
     [
         (situation(), MemoryConfig(policy="none"), "memory_headroom_none"),
         (situation(enable_reclaim=False), FOUR, "memory_reclaim_disabled"),
     ],
 )
-def test_policy_none_and_disabled_reclaim_give_zero(of: MemoryInputs, config: MemoryConfig, rule: str) -> None:
-    result = compute_memory_headroom(of, config, 10.0 * GIB)
+def test_policy_none_and_disabled_reclaim_give_zero(inputs: MemoryInputs, config: MemoryConfig, rule: str) -> None:
+    result = compute_memory_headroom(inputs, config, 10.0 * GIB)
     assert (result.bytes, result.by_numa, result.reason.rule) == (0.0, {0: 0.0}, rule)
 
 
@@ -278,11 +278,11 @@ def test_headroom_adds_up_and_stays_within_the_node(
         policy=policy,  # type: ignore[arg-type]
         util_based=UtilBasedMemoryConfig(enable=enable, cache_based_ratio=cache),
     )
-    of = situation(
+    inputs = situation(
         pods, [*groups, root(on_numa={0: (1, 0), 1: (1, 0)})], numa=2, total=250, free=free,
         meminfo={"Buffers": 1, "Cached": 2, "SReclaimable": 1},
     )  # fmt: skip
-    result = compute_memory_headroom(of, config, None)
+    result = compute_memory_headroom(inputs, config, None)
     assert result.bytes is not None
     requests = sum(anon for anon, _, qos, _ in uses if qos is QoSLevel.RECLAIMED) * GIB
     assert 0 <= result.bytes <= 500 * GIB + requests
@@ -290,7 +290,7 @@ def test_headroom_adds_up_and_stays_within_the_node(
     if result.by_numa:
         assert sum(result.by_numa.values()) == pytest.approx(result.bytes)
     before = result.bytes / 2
-    again = compute_memory_headroom(of, config, before)
+    again = compute_memory_headroom(inputs, config, before)
     assert again.bytes is not None
     if policy == "canonical" and any(not state for _, _, qos, state in uses if qos is not QoSLevel.RECLAIMED):
         assert again.bytes <= before

@@ -8,9 +8,11 @@ from typing import Any
 from agent.advisor.advisor_state import ContainerDemand, ProvisionInputs
 from api.advice import CpuAdvice, PoolSize, RegionAdvice
 from api.cpu import Topology
-from api.pod import Container, Pod
+from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
-from tests.agent.advisor.builders import S, snapshot, topology
+from tests.builders import pods
+from tests.builders.nodes import S, topology
+from tests.builders.snapshots import snapshot
 
 
 def shared(name: str, request: float | None = None, limit: float | None = None, **more: Any) -> Pod:
@@ -31,15 +33,9 @@ def _pod(
     exclusive: bool = False,
     pool: str = "",
 ) -> Pod:
-    container = Container(name=name, cgroup=f"/{name}", cpu_request_cores=request, cpu_limit_cores=limit)
-    return Pod(
-        uid=name,
-        namespace="default",
-        name=name,
-        qos=qos,
-        containers=(container,),
-        enhancements=Enhancements(numa_binding=bool(numa), numa_exclusive=exclusive, cpuset_pool=pool),
-        bound_numa=numa,
+    enhancements = Enhancements(numa_binding=bool(numa), numa_exclusive=exclusive, cpuset_pool=pool)
+    return pods.pod(
+        name, qos, uid=name, cpu_request=request, cpu_limit=limit, enhancements=enhancements, bound_numa=numa
     )
 
 
@@ -62,7 +58,7 @@ def situation(
     needs = {f"/{name}": steady(cores) for name, cores in (usage or {}).items()}
     nodes = topology(cpus) if isinstance(cpus, int) else cpus
     return ProvisionInputs(
-        now_ns=round(at_s * S), snapshot=snapshot(at_s, pods, cpus=nodes), **({"needs": needs} | more)
+        now_ns=round(at_s * S), snapshot=snapshot(at_s, pods, machine=nodes), **({"needs": needs} | more)
     )
 
 

@@ -12,8 +12,8 @@ from agent.advisor.advisor_state import IsolationLoad, ProvisionState
 from agent.advisor.provision.load_isolation import fits_numa_nodes, isolate_pods
 from agent.config.advisor import IsolationConfig
 from api.pod import Container, Pod
-from tests.agent.advisor.builders import S, topology
 from tests.agent.advisor.provision.builders import dedicated, shared, situation, steady
+from tests.builders.nodes import S, topology
 
 CONFIG = IsolationConfig(enabled=True)
 ROOMY = IsolationConfig(enabled=True, max_resource_ratio=1.0, max_pod_ratio=1.0)
@@ -27,14 +27,14 @@ def story(
     **more: Any,
 ) -> list[tuple[str, ...]]:
     """Isolated pods after each cycle; a cycle is its time and the runnable tasks by pod."""
-    memory, current = ProvisionState(), []
+    state, current = ProvisionState(), []
     for at_s, runnable in cycles:
         built = situation(
-            pods, cpus=topology(48, numa=2), at_s=at_s, runnable={f"/{n}": r for n, r in runnable.items()}, **more
+            pods, cpus=topology(48, sockets=2), at_s=at_s, runnable={f"/{n}": r for n, r in runnable.items()}, **more
         )
-        result = isolate_pods(built, memory, config)
-        memory = ProvisionState(loads=result.loads, isolated=tuple(sorted(result.pods)))
-        current.append(tuple(key.partition("/")[2] for key in memory.isolated))
+        result = isolate_pods(built, state, config)
+        state = ProvisionState(loads=result.loads, isolated=tuple(sorted(result.pods)))
+        current.append(tuple(key.partition("/")[2] for key in state.isolated))
     return current
 
 
@@ -91,8 +91,8 @@ def test_without_a_measurement_every_pod_stays_as_it_is() -> None:
     ],
 )
 def test_bounds_of_isolated_pods(config: IsolationConfig, expected: tuple[str, ...]) -> None:
-    everybody = {"a": 99.0, "b": 99.0, "c": 99.0}
-    assert story([(k, everybody) for k in range(4)], config)[-1] == expected
+    overloaded = {"a": 99.0, "b": 99.0, "c": 99.0}
+    assert story([(k, overloaded) for k in range(4)], config)[-1] == expected
 
 
 def test_an_isolated_pod_is_not_displaced_by_another() -> None:
@@ -124,16 +124,16 @@ def test_any_container_isolates_its_pod_and_removed_ones_are_dropped() -> None:
     two = replace(PODS[0], containers=(*PODS[0].containers, Container(name="x", cgroup="/x", cpu_limit_cores=1.0)))
     pods = [two, *PODS[1:]]
     assert story([(k, {"a": 0.5, "x": 1.6}) for k in range(3)], CONFIG, pods)[-1] == ("a",)
-    memory = ProvisionState(loads={"/gone": IsolationLoad(rounds=2)})
-    result = isolate_pods(situation(pods, runnable={"/x": 1.6}), memory, CONFIG)
+    state = ProvisionState(loads={"/gone": IsolationLoad(rounds=2)})
+    result = isolate_pods(situation(pods, runnable={"/x": 1.6}), state, CONFIG)
     assert result.loads == {
         "/a": IsolationLoad(), "/x": IsolationLoad(rounds=1), "/b": IsolationLoad(), "/c": IsolationLoad()
     }  # fmt: skip
 
 
 def test_reasons_contain_the_lock_out_time() -> None:
-    memory = ProvisionState(loads={"/a": IsolationLoad(calm_since_ns=990 * S)}, isolated=("default/a",))
-    (reason,) = isolate_pods(situation(PODS, runnable={"/a": 1.25}), memory, CONFIG).pods.values()
+    state = ProvisionState(loads={"/a": IsolationLoad(calm_since_ns=990 * S)}, isolated=("default/a",))
+    (reason,) = isolate_pods(situation(PODS, runnable={"/a": 1.25}), state, CONFIG).pods.values()
     assert reason.rule == "isolation_lock_out"
     assert reason.text == "default/a stays isolated until 120 s after its load fell to 1.2 runnable tasks"
     assert reason.threshold == 3.0
@@ -188,8 +188,8 @@ def test_katalysts_eight_pods(config: IsolationConfig, were: str, expected: str)
             runnable[built[-1].cgroup] = float(tasks)
         pods.append(replace(shared(uid, pool=pool), containers=tuple(built)))
     pods.append(dedicated("uid4", 4))
-    memory = ProvisionState(isolated=tuple(f"default/uid{digit}" for digit in were))
-    result = isolate_pods(situation(pods, runnable=runnable), memory, config)
+    state = ProvisionState(isolated=tuple(f"default/uid{digit}" for digit in were))
+    result = isolate_pods(situation(pods, runnable=runnable), state, config)
     assert "".join(sorted(key[-1] for key in result.pods)) == expected
 
 

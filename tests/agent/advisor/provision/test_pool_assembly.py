@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,61 +19,24 @@ OVERLAP, OVERLAP_OFF = SharingMode(overlap=True), SharingMode(overlap=True, enab
 QUOTA = SharingMode(overlap=True, quota=True)
 
 
-def share(
-    name: str,
-    requirement: int,
-    numa: int | None = None,
-    *,
-    requested: int = 1,
-    reclaimable: bool = True,
-    quota: float | None = None,
-) -> RegionRequest:
-    return RegionRequest(
-        region=Region(
-            name=name,
-            kind=RegionKind.SHARE,
-            pool=name,
-            numa_nodes=() if numa is None else (numa,),
-            bound=numa is not None,
-            reclaimable=reclaimable,
-        ),
-        requirement=requirement,
-        requested=requested,
-        quota=quota,
-    )
+def _request(name: str, kind: RegionKind, numa: int | None, pool: str = "", **fields: Any) -> RegionRequest:
+    """Return the request of a region; `exclusive` and `reclaimable` are of the region, other fields of the request."""
+    flags = {flag: fields.pop(flag) for flag in ("exclusive", "reclaimable") if flag in fields}
+    nodes = () if numa is None else (numa,)
+    region = Region(name=name, kind=kind, pool=pool or name, numa_nodes=nodes, bound=numa is not None, **flags)
+    return RegionRequest(region=region, **fields)
+
+
+def share(name: str, requirement: int, numa: int | None = None, **fields: Any) -> RegionRequest:
+    return _request(name, RegionKind.SHARE, numa, requirement=requirement, **fields)
 
 
 def isolation(name: str, upper: int, lower: int, numa: int | None = 1) -> RegionRequest:
-    region = Region(
-        name=name,
-        kind=RegionKind.ISOLATION,
-        pool=name,
-        numa_nodes=() if numa is None else (numa,),
-        bound=numa is not None,
-    )
-    return RegionRequest(region=region, upper=upper, lower=lower)
+    return _request(name, RegionKind.ISOLATION, numa, upper=upper, lower=lower)
 
 
-def dedicated(
-    name: str,
-    requirement: int,
-    numa: int,
-    *,
-    requested: int,
-    exclusive: bool = False,
-    reclaimable: bool = True,
-    quota: float | None = None,
-) -> RegionRequest:
-    region = Region(
-        name=f"{name}-NUMA{numa}",
-        kind=RegionKind.DEDICATED,
-        pool=name,
-        numa_nodes=(numa,),
-        bound=True,
-        exclusive=exclusive,
-        reclaimable=reclaimable,
-    )
-    return RegionRequest(region=region, requirement=requirement, requested=requested, quota=quota)
+def dedicated(name: str, requirement: int, numa: int, **fields: Any) -> RegionRequest:
+    return _request(f"{name}-NUMA{numa}", RegionKind.DEDICATED, numa, name, requirement=requirement, **fields)
 
 
 def flat(sizes: Sequence[PoolSize]) -> dict[tuple[str, int], int]:
@@ -87,7 +51,7 @@ APART = isolation("i1", 8, 4), isolation("i2", 8, 4)
 
 
 @pytest.mark.parametrize(
-    ("mode", "wants", "expected"),
+    ("mode", "requests", "expected"),
     [
         (
             ON,
@@ -152,17 +116,17 @@ APART = isolation("i1", 8, 4), isolation("i2", 8, 4)
         ),
     ],
 )
-def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[str, int]) -> None:
-    got = assemble_pools(wants, NODE, mode).sizes
+def test_sizes(mode: SharingMode, requests: list[RegionRequest], expected: Mapping[str, int]) -> None:
+    assembled = assemble_pools(requests, NODE, mode).sizes
     assert {
         f"reclaim{size.numa}" if size.pool == "reclaim" and size.numa != NOT_NUMA_BOUND else size.pool: size.cpus
-        for size in got
+        for size in assembled
     } == expected
-    assert {size.quota_cores for size in got} == {None}
+    assert {size.quota_cores for size in assembled} == {None}
 
 
 @pytest.mark.parametrize(
-    ("mode", "wants", "sizes", "reclaimable"),
+    ("mode", "requests", "sizes", "reclaimable"),
     [
         (
             OVERLAP,
@@ -234,19 +198,19 @@ def test_sizes(mode: SharingMode, wants: list[RegionRequest], expected: Mapping[
 )
 def test_overlap(
     mode: SharingMode,
-    wants: list[RegionRequest],
+    requests: list[RegionRequest],
     sizes: Mapping[str, int],
     reclaimable: Mapping[int, Mapping[str, int]],
 ) -> None:
-    got = assemble_pools(wants, NODE, mode).sizes
-    assert {size.pool: size.cpus for size in got if size.pool != "reclaim"} == sizes
-    assert overlaps(got) == reclaimable
-    if any(want.region.numa_nodes for want in wants):
-        assert flat(got)["reclaim", 1] == 0
+    assembled = assemble_pools(requests, NODE, mode).sizes
+    assert {size.pool: size.cpus for size in assembled if size.pool != "reclaim"} == sizes
+    assert overlaps(assembled) == reclaimable
+    if any(request.region.numa_nodes for request in requests):
+        assert flat(assembled)["reclaim", 1] == 0
 
 
 @pytest.mark.parametrize(
-    ("wants", "quota", "reclaimable"),
+    ("requests", "quota", "reclaimable"),
     [
         ([share("share-NUMA1", 8, 1)], 16.0, {"share-NUMA1": 24}),  # what it does not require
         ([share("share-NUMA1", 24, 1)], 4.0, {"share-NUMA1": 24}),  # at least the reserve
@@ -270,9 +234,9 @@ def test_overlap(
         ),
     ],
 )
-def test_quota_on_a_bound_node(wants: list[RegionRequest], quota: float, reclaimable: Mapping[str, int]) -> None:
-    got = assemble_pools([share("share", 6), *wants], NODE, QUOTA).sizes
-    reclaim = {size.numa: size for size in got if size.pool == "reclaim"}
+def test_quota_on_a_bound_node(requests: list[RegionRequest], quota: float, reclaimable: Mapping[str, int]) -> None:
+    assembled = assemble_pools([share("share", 6), *requests], NODE, QUOTA).sizes
+    reclaim = {size.numa: size for size in assembled if size.pool == "reclaim"}
     assert reclaim[1].quota_cores == quota
     assert reclaim[1].overlap == reclaimable
     assert reclaim[1].cpus == 0
@@ -281,7 +245,7 @@ def test_quota_on_a_bound_node(wants: list[RegionRequest], quota: float, reclaim
 
 
 @pytest.mark.parametrize(
-    ("mode", "want", "reclaimable", "quota"),
+    ("mode", "region_request", "reclaimable", "quota"),
     [
         (ON, dedicated("d", 15, 1, requested=20, exclusive=True), 9, None),
         (ON, dedicated("d", 22, 1, requested=20, exclusive=True), 4, None),
@@ -294,22 +258,22 @@ def test_quota_on_a_bound_node(wants: list[RegionRequest], quota: float, reclaim
     ],
 )
 def test_a_pod_with_a_numa_node_of_its_own(
-    mode: SharingMode, want: RegionRequest, reclaimable: int, quota: float | None
+    mode: SharingMode, region_request: RegionRequest, reclaimable: int, quota: float | None
 ) -> None:
-    got = assemble_pools([want], NODE, mode).sizes
-    assert flat(got) == {("d", 1): 24, ("reclaim", 1): 0, ("reclaim", NOT_NUMA_BOUND): 24}
-    reclaim = next(size for size in got if size.pool == "reclaim" and size.numa == 1)
+    assembled = assemble_pools([region_request], NODE, mode).sizes
+    assert flat(assembled) == {("d", 1): 24, ("reclaim", 1): 0, ("reclaim", NOT_NUMA_BOUND): 24}
+    reclaim = next(size for size in assembled if size.pool == "reclaim" and size.numa == 1)
     assert (reclaim.overlap, reclaim.quota_cores) == ({"d": reclaimable}, quota)
 
 
 def test_without_overlap_cpus_that_a_dedicated_pod_does_not_require_are_reclaimable() -> None:
-    got = assemble_pools([dedicated("d", 5, 1, requested=8), share("share-NUMA1", 6, 1)], NODE, ON).sizes
-    assert flat(got) == {("d", 1): 8, ("share-NUMA1", 1): 6, ("reclaim", 1): 10, ("reclaim", NOT_NUMA_BOUND): 24}
-    assert overlaps(got) == {1: {"d": 3}}
+    assembled = assemble_pools([dedicated("d", 5, 1, requested=8), share("share-NUMA1", 6, 1)], NODE, ON).sizes
+    assert flat(assembled) == {("d", 1): 8, ("share-NUMA1", 1): 6, ("reclaim", 1): 10, ("reclaim", NOT_NUMA_BOUND): 24}
+    assert overlaps(assembled) == {1: {"d": 3}}
 
 
 @pytest.mark.parametrize(
-    ("mode", "wants", "expected"),
+    ("mode", "requests", "expected"),
     [
         # The node with most room takes it.
         (
@@ -376,34 +340,34 @@ def test_without_overlap_cpus_that_a_dedicated_pod_does_not_require_are_reclaima
     ],
 )
 def test_unbound_regions_overlap_bound_ones_if_every_node_has_bound_pods(
-    mode: SharingMode, wants: list[RegionRequest], expected: Mapping[tuple[str, int], int]
+    mode: SharingMode, requests: list[RegionRequest], expected: Mapping[tuple[str, int], int]
 ) -> None:
-    assert flat(assemble_pools(wants, NODE, mode).sizes) == {**expected, ("reclaim", NOT_NUMA_BOUND): 0}
+    assert flat(assemble_pools(requests, NODE, mode).sizes) == {**expected, ("reclaim", NOT_NUMA_BOUND): 0}
 
 
 def test_a_split_region_is_granted_all_its_parts() -> None:
-    wants = [
+    requests = [
         share("share", 6, requested=6),
         share("share-NUMA0", 20, 0, requested=20),
         share("share-NUMA1", 18, 1, requested=18),
     ]
-    got = assemble_pools(wants, NODE, OVERLAP)
-    assert got.granted["share"] == sum(size.cpus for size in got.sizes if size.pool == "share")
-    assert got.reclaimable_cpus["share"] == sum(size.overlap.get("share", 0) for size in got.sizes)
+    assembled = assemble_pools(requests, NODE, OVERLAP)
+    assert assembled.granted["share"] == sum(size.cpus for size in assembled.sizes if size.pool == "share")
+    assert assembled.reclaimable_cpus["share"] == sum(size.overlap.get("share", 0) for size in assembled.sizes)
 
 
 def test_more_pools_than_cpus_on_the_only_node() -> None:
     node = NumaCapacity(cpus={0: 2}, available={0: 2}, reserved_for_reclaim={0: 1})
-    wants = [share("a", 2), share("b", 2), share("c", 2), share("share-NUMA0", 2, 0)]
-    got = assemble_pools(wants, node, ON)
-    assert got.granted == {"a": 1, "b": 1, "c": 1, "share-NUMA0": 1}
-    assert flat(got.sizes)["reclaim", 0] == 1
+    requests = [share("a", 2), share("b", 2), share("c", 2), share("share-NUMA0", 2, 0)]
+    assembled = assemble_pools(requests, node, ON)
+    assert assembled.granted == {"a": 1, "b": 1, "c": 1, "share-NUMA0": 1}
+    assert flat(assembled.sizes)["reclaim", 0] == 1
 
 
 def test_isolated_pods_count_with_their_upper_size_when_room_is_looked_for() -> None:
-    wants = [share("share", 6), isolation("i0", 18, 2, 0), isolation("i1", 14, 2)]
-    got = assemble_pools(wants, NODE, ON)
-    assert got.granted == {"share": 6, "i0": 18, "i1": 14}
+    requests = [share("share", 6), isolation("i0", 18, 2, 0), isolation("i1", 14, 2)]
+    assembled = assemble_pools(requests, NODE, ON)
+    assert assembled.granted == {"share": 6, "i0": 18, "i1": 14}
 
 
 def test_throttled_regions_are_named() -> None:
@@ -424,10 +388,10 @@ def nodes(draw: st.DrawFn) -> tuple[NumaCapacity, list[RegionRequest]]:
         reserved_for_reclaim=dict.fromkeys(range(numa), min(reserved, cpus - reserve)),
     )
     small = st.integers(1, 2 * cpus)
-    wants: list[RegionRequest] = []
+    requests: list[RegionRequest] = []
     for where in (None, *range(numa)):
         if where is not None and draw(st.booleans()) and draw(st.booleans()):
-            wants.append(
+            requests.append(
                 dedicated(
                     f"x{where}",
                     draw(small),
@@ -439,44 +403,46 @@ def nodes(draw: st.DrawFn) -> tuple[NumaCapacity, list[RegionRequest]]:
             )
             continue
         suffix = "" if where is None else f"-NUMA{where}"
-        wants += [
+        requests += [
             share(f"s{k}{suffix}", draw(small), where, requested=draw(small), reclaimable=draw(st.booleans()))
             for k in range(draw(st.integers(0, 2)))
         ]
-        wants += [isolation(f"i{k}{suffix}", size := draw(small), size, where) for k in range(draw(st.integers(0, 1)))]
+        requests += [
+            isolation(f"i{k}{suffix}", size := draw(small), size, where) for k in range(draw(st.integers(0, 1)))
+        ]
         if where is not None and draw(st.booleans()):
-            wants.append(dedicated(f"d{where}", draw(small), where, requested=draw(small)))
-    return node, wants
+            requests.append(dedicated(f"d{where}", draw(small), where, requested=draw(small)))
+    return node, requests
 
 
 @given(nodes(), st.booleans(), st.booleans(), st.booleans())
 def test_every_pool_has_a_cpu_and_no_cpu_is_assigned_twice(
     node_and_requests: tuple[NumaCapacity, list[RegionRequest]], enable: bool, overlap: bool, quota: bool
 ) -> None:
-    node, wants = node_and_requests
+    node, requests = node_and_requests
     mode = SharingMode(enable_reclaim=enable, overlap=overlap, quota=quota)
-    result = assemble_pools(wants, node, mode)
-    assert result == assemble_pools(list(reversed(wants)), node, mode)._replace(sizes=result.sizes)
-    assert all(result.granted[want.region.name] >= 1 for want in wants)
+    result = assemble_pools(requests, node, mode)
+    assert result == assemble_pools(list(reversed(requests)), node, mode)._replace(sizes=result.sizes)
+    assert all(result.granted[request.region.name] >= 1 for request in requests)
     by_group: dict[int, list[PoolSize]] = {}
     for size in result.sizes:
         by_group.setdefault(size.numa, []).append(size)
     crowded = set()
     # Pools without a NUMA node that are laid over those of others: the reserve of a node may lie on them.
-    laid = {want.region.numa_nodes[0] for want in wants if want.region.bound} == set(node.cpus)
+    overlapping = {request.region.numa_nodes[0] for request in requests if request.region.bound} == set(node.cpus)
     for numa, sizes in by_group.items():
         online = [size for size in sizes if size.pool != "reclaim"]
         (reclaim,) = [size for size in sizes if size.pool == "reclaim"]
-        bound = {want.region.numa_nodes[0] for want in wants if want.region.bound}
+        bound = {request.region.numa_nodes[0] for request in requests if request.region.bound}
         where = [numa] if numa != NOT_NUMA_BOUND else [free for free in node.cpus if free not in bound]
         available = sum(node.available[n] for n in where)
         reserved = sum(node.reserved_for_reclaim[n] for n in where)
-        if len(online) > available - reserved - len(wants):
+        if len(online) > available - reserved - len(requests):
             if where:
                 crowded.add(numa)  # perhaps fewer CPUs than pools: all of them have the same ones
             continue
         assert sum(size.cpus for size in online) + reclaim.cpus <= available
-        if not laid:
+        if not overlapping:
             assert reclaim.cpus + sum(reclaim.overlap.values()) >= reserved
         for pool, cpus in reclaim.overlap.items():
             assert 1 <= cpus <= next(size.cpus for size in online if size.pool == pool)

@@ -24,8 +24,8 @@ from agent.advisor.provision.region_policies import (
 from agent.advisor.provision.regions import RegionBounds
 from agent.config.advisor import DEFAULT_RAMA_GAINS, AdvisorConfig, ProvisionConfig, RamaGains
 from api.advice import ControlKnob, IndicatorState, Region, RegionKind
-from tests.agent.advisor.builders import topology
 from tests.agent.advisor.provision.builders import reclaim_pool, region, shared, situation
+from tests.builders.nodes import topology
 
 REQUIREMENT, QUOTA = ControlKnob.REQUIREMENT, ControlKnob.RECLAIM_QUOTA
 HARD = RamaGains(up=0.1, down=0.01, dead_above=0.05, dead_below=0.2)
@@ -134,12 +134,12 @@ def test_the_total_accumulates_while_the_knob_stays_and_resets_when_it_moves() -
     small = RegionBounds(upper=4, lower=1)
     signals = {"cpu_sched_wait": (600.0, 400.0)}
     step = 0.1 * 4 * log(1.5)
-    memory = RegionState()
-    for context in (1, 2, 3):
-        answer = proposed(propose_rama(case((REQUIREMENT, 2.0), bounds=small, signals=signals, state=memory), SETTINGS))
-        assert answer.controls[REQUIREMENT] == pytest.approx(2 + context * step)
-        memory = RegionState(policy="rama", controllers=answer.controllers)
-    answer = proposed(propose_rama(case((REQUIREMENT, 3.0), bounds=small, signals=signals, state=memory), SETTINGS))
+    state = RegionState()
+    for number in (1, 2, 3):
+        answer = proposed(propose_rama(case((REQUIREMENT, 2.0), bounds=small, signals=signals, state=state), SETTINGS))
+        assert answer.controls[REQUIREMENT] == pytest.approx(2 + number * step)
+        state = RegionState(policy="rama", controllers=answer.controllers)
+    answer = proposed(propose_rama(case((REQUIREMENT, 3.0), bounds=small, signals=signals, state=state), SETTINGS))
     assert answer.controls[REQUIREMENT] == pytest.approx(3 + step)
 
 
@@ -158,9 +158,9 @@ def test_rama_stops_growth_while_one_of_its_indicators_is_unknown(
     knob: tuple[ControlKnob, float], usage: float, unknown: set[str], expected: float
 ) -> None:
     retained = IndicatorController(knob=knob[1], total=0.0, error=0.1)
-    memory = RegionState(policy="rama", controllers={"cpu_sched_wait": retained, "mem_access_read_lat": retained})
+    state = RegionState(policy="rama", controllers={"cpu_sched_wait": retained, "mem_access_read_lat": retained})
     signals = {"mem_access_read_lat": (usage, 0.8)}
-    answer = proposed(propose_rama(case(knob, signals=signals, state=memory, unknown=frozenset(unknown)), SETTINGS))
+    answer = proposed(propose_rama(case(knob, signals=signals, state=state, unknown=frozenset(unknown)), SETTINGS))
     assert answer.controls == {knob[0]: pytest.approx(expected)}
     assert (answer.controllers.get("cpu_sched_wait") == retained) is ("cpu_sched_wait" in unknown), (
         "until it is known again"
@@ -169,14 +169,12 @@ def test_rama_stops_growth_while_one_of_its_indicators_is_unknown(
 
 
 def test_rama_holds_its_value_when_its_indicators_vanish() -> None:
-    memory = RegionState(
-        policy="rama", controllers={"cpu_sched_wait": IndicatorController(knob=40, total=1, error=0.1)}
-    )
-    answer = proposed(propose_rama(case(state=memory), SETTINGS))
+    state = RegionState(policy="rama", controllers={"cpu_sched_wait": IndicatorController(knob=40, total=1, error=0.1)})
+    answer = proposed(propose_rama(case(state=state), SETTINGS))
     assert answer.controls == {REQUIREMENT: 40.0}  # not the 2.5 that are estimated
-    assert answer.controllers == memory.controllers
-    assert proposed(propose_rama(case(state=memory, need=44.0), SETTINGS)).controls == {REQUIREMENT: 44.0}
-    assert proposed(propose_rama(case((QUOTA, 7.5), state=memory), SETTINGS)).controls == {QUOTA: 7.5}
+    assert answer.controllers == state.controllers
+    assert proposed(propose_rama(case(state=state, need=44.0), SETTINGS)).controls == {REQUIREMENT: 44.0}
+    assert proposed(propose_rama(case((QUOTA, 7.5), state=state), SETTINGS)).controls == {QUOTA: 7.5}
 
 
 @pytest.mark.parametrize(
@@ -221,13 +219,11 @@ def test_gains_are_katalysts() -> None:
     st.floats(-2, 10),
 )
 def test_rama_never_leaves_its_bounds(signals: dict[str, tuple[float, float]], knob: float, total: float) -> None:
-    memory = RegionState(controllers={name: IndicatorController(knob=knob, total=total) for name in signals})
+    state = RegionState(controllers={name: IndicatorController(knob=knob, total=total) for name in signals})
     settings = PolicySettings(advisor=ADVISOR, gains=DEFAULT_RAMA_GAINS)
-    up = proposed(propose_rama(case((REQUIREMENT, knob), signals=signals, state=memory), settings)).controls[
-        REQUIREMENT
-    ]
+    up = proposed(propose_rama(case((REQUIREMENT, knob), signals=signals, state=state), settings)).controls[REQUIREMENT]
     assert max(4, knob - 2) <= up <= min(90, knob + 10)
-    down = proposed(propose_rama(case((QUOTA, knob), signals=signals, state=memory), settings)).controls[QUOTA]
+    down = proposed(propose_rama(case((QUOTA, knob), signals=signals, state=state), settings)).controls[QUOTA]
     assert max(4, knob - 10) <= down <= min(90, knob + 2)
 
 
@@ -271,8 +267,8 @@ def test_dynamic_quota_does_not_apply(more: dict[str, Any], why: str) -> None:
 
 
 def test_a_quota_is_retained_when_its_inputs_vanish() -> None:
-    memory = RegionState(policy="dynamic-quota", quota_cores=2.8)
-    built = case(region=BOUND, reclaim_cpus=4, reclaim_use_cores=None, state=memory)
+    state = RegionState(policy="dynamic-quota", quota_cores=2.8)
+    built = case(region=BOUND, reclaim_cpus=4, reclaim_use_cores=None, state=state)
     assert proposed(propose_dynamic_quota(built, SETTINGS)).controls == {QUOTA: 2.8}
 
 
@@ -281,8 +277,8 @@ RAMA = ProvisionConfig(share_policies=("rama",))
 
 def test_rama_falls_back_to_canonical_with_a_reserve() -> None:
     built = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 800.0}})
-    memory = ProvisionState(regions={"share": RegionState(requirement=10)})
-    advice, _ = provision_cpus(built, memory, AdvisorConfig(), RAMA)
+    state = ProvisionState(regions={"share": RegionState(requirement=10)})
+    advice, _ = provision_cpus(built, state, AdvisorConfig(), RAMA)
     result = region(advice, "share")
     assert (result.policy, result.controls) == ("canonical", {REQUIREMENT: 9.0})
     assert "rama does not apply: 4 cores are reserved for allocation" in result.reason.text
@@ -290,10 +286,10 @@ def test_rama_falls_back_to_canonical_with_a_reserve() -> None:
 
 def test_rama_follows_its_indicators_cycle_by_cycle() -> None:
     built = situation([shared("a", 8)], usage={"a": 4.0}, indicators={"default/a": {"cpu_sched_wait": 920.0}})
-    memory = ProvisionState(regions={"share": RegionState(requirement=10)})
+    state = ProvisionState(regions={"share": RegionState(requirement=10)})
     sizes = []
     for _ in range(4):
-        advice, memory = provision_cpus(built, memory, ADVISOR, RAMA)
+        advice, state = provision_cpus(built, state, ADVISOR, RAMA)
         sizes.append(region(advice, "share").controls[REQUIREMENT])
     # 0.05 x 44 x ln 2 = 1.52 a cycle, rounded up
     assert sizes == [12, 14, 16, 18]
@@ -305,18 +301,18 @@ def test_dynamic_quota_restricts_the_quota_of_rama() -> None:
     config = ProvisionConfig(overlap=True, quota=True, share_policies=("rama", "dynamic-quota"))
     built = situation(
         [shared("a", 8, numa=(0,))],
-        cpus=topology(48, numa=2),
+        cpus=topology(48, sockets=2),
         usage={"a": 4.0},
         indicators={"default/a": {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.7}},
         reclaim_quota_cores={0: 12.0},
         reclaim_use_cores={0: 3.0},
         pools={"reclaim": tuple(range(20))},
     )
-    advice, memory = provision_cpus(built, ProvisionState(), ADVISOR, config)
+    advice, state = provision_cpus(built, ProvisionState(), ADVISOR, config)
     # rama: 12 + at most 2; dynamic-quota: 20 x (0.8 - 0.7) + 3
     assert reclaim_pool(advice, 0).quota_cores == pytest.approx(5.0)
     assert "dynamic-quota allows 5.00 cores" in region(advice, "share-NUMA0").reason.text
-    assert memory.regions["share-NUMA0"].quota_cores == pytest.approx(5.0)
+    assert state.regions["share-NUMA0"].quota_cores == pytest.approx(5.0)
     # Without quotas rama moves the requirement, whatever quota exists.
     plain = ProvisionConfig(share_policies=("rama",))
     result = region(provision_cpus(built, ProvisionState(), ADVISOR, plain)[0], "share-NUMA0")

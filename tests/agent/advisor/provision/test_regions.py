@@ -14,8 +14,8 @@ from agent.config.advisor import AdvisorConfig, ProvisionConfig
 from api.advice import RegionKind
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
-from tests.agent.advisor.builders import topology
 from tests.agent.advisor.provision.builders import dedicated, region, shared, situation
+from tests.builders.nodes import topology
 
 FRESH = ProvisionState()
 
@@ -54,10 +54,10 @@ def test_reserved_for_reclaim(
 
 
 def test_available_cpus_exclude_reserve_and_interrupts() -> None:
-    built = build_numa_capacity(topology(48, numa=2), {0: 1, 1: 1}, {1: 2}, AdvisorConfig(), ProvisionConfig())
+    built = build_numa_capacity(topology(48, sockets=2), {0: 1, 1: 1}, {1: 2}, AdvisorConfig(), ProvisionConfig())
     assert built.cpus == {0: 24, 1: 24}
     assert built.available == {0: 23, 1: 21}
-    nothing = build_numa_capacity(topology(4, numa=2), {0: 2}, {1: 5}, AdvisorConfig(), ProvisionConfig())
+    nothing = build_numa_capacity(topology(4, sockets=2), {0: 2}, {1: 5}, AdvisorConfig(), ProvisionConfig())
     assert nothing.available == nothing.reserved_for_reclaim == {0: 0, 1: 0}
 
 
@@ -87,7 +87,9 @@ def _sidecar(pod: Pod, request: float, limit: float) -> Pod:
     ],
 )
 def test_pods_are_grouped_into_regions(pod: Pod, expected: list[tuple[str, RegionKind, tuple[int, ...], bool]]) -> None:
-    advice, _ = provision_cpus(situation([pod], cpus=topology(48, numa=2)), FRESH, AdvisorConfig(), ProvisionConfig())
+    advice, _ = provision_cpus(
+        situation([pod], cpus=topology(48, sockets=2)), FRESH, AdvisorConfig(), ProvisionConfig()
+    )
     assert [
         (item.region.name, item.region.kind, item.region.numa_nodes, item.region.bound) for item in advice.regions
     ] == expected
@@ -122,7 +124,7 @@ BOUNDS = [
 
 @pytest.mark.parametrize(("pods", "name", "expected"), BOUNDS)
 def test_bounds(pods: list[Pod], name: str, expected: tuple[float, float, float, float]) -> None:
-    built = situation(pods, cpus=topology(48, numa=2), assigned={"/e": (0, 1)})
+    built = situation(pods, cpus=topology(48, sockets=2), assigned={"/e": (0, 1)})
     result = region(provision_cpus(built, FRESH, AdvisorConfig(), ProvisionConfig())[0], name)
     inputs = result.reason.inputs
     got = (
@@ -137,6 +139,6 @@ def test_bounds(pods: list[Pod], name: str, expected: tuple[float, float, float,
 def test_parts_of_the_reserve_do_not_exceed_it() -> None:
     """Seven regions on three NUMA nodes: 3 x 4/21 each, without a rounding error, which would cost a CPU."""
     pods = [shared(f"p{k}", 1, pool=f"pool{k}") for k in range(7)]
-    built = situation(pods, cpus=topology(48, numa=3))
+    built = situation(pods, cpus=topology(48, sockets=3))
     advice, _ = provision_cpus(built, FRESH, AdvisorConfig(reserved_for_allocate_cores=7), ProvisionConfig())
     assert [item.reason.inputs["wanted_cpus"] for item in advice.regions] == [2] * 7
