@@ -9,12 +9,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agent.components import open_evictor
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.config.eviction import EvictionConfig
 from agent.eviction.runner import EvictionRunner
 from agent.eviction.signals import SignalEvictor
+from agent.eviction_components import open_evictor
 from agent.loop import Loop
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import ActMode

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from agent.eviction.eviction_inputs import EvictionBucket, PodEvictionRecord
 from agent.katalyst import external_evictions
 from agent.katalyst.external_evictions import EvictionPluginClients, decode_threshold
-from agent.katalyst.messages import encode_pod
 from agent.katalyst.plugin_watcher import DiscoveredPlugin
+from agent.katalyst.pod_message import PodEncoder, encode_pod
 from api.eviction import ThresholdMet
 from api.pod import Container, Pod
 from api.proto import core_v1_pb2 as core
@@ -198,8 +200,111 @@ def test_conditions_of_a_cnr_name_their_qos_level() -> None:
     assert external_evictions.decode_condition(answers) is None
 
 
-def test_the_pod_message_for_plugins() -> None:
-    message = core.Pod.FromString(encode_pod(PODS[0]).SerializeToString())
+MANIFEST = {
+    "metadata": {
+        "name": "one", "namespace": "ns", "uid": "u-one", "creationTimestamp": "2026-11-23T10:00:00Z",
+        "labels": {"app": "one"}, "annotations": {"a": "b"},
+        "ownerReferences": [
+            {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "one-7d9f", "uid": "o1", "controller": True}
+        ],
+    },
+    "spec": {
+        "nodeName": "n1", "hostNetwork": True, "priority": -3, "terminationGracePeriodSeconds": 45, "serviceAccountName": "sa",
+        "containers": [
+            {"name": "main", "image": "i:1", "resources": {"requests": {"cpu": "1500m"}, "limits": {"memory": "1Gi"}}}
+        ],
+        "initContainers": [{"name": "proxy", "restartPolicy": "Always"}],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    },
+    "status": {
+        "phase": "Pending", "qosClass": "Burstable", "podIP": "10.0.0.7", "startTime": "2026-11-23T10:00:01Z",
+        "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady",
+                        "lastTransitionTime": "2026-11-23T10:00:02Z"}],
+        "containerStatuses": [{"name": "main", "ready": False, "restartCount": 3, "containerID": "containerd://abc",
+                               "state": {"running": {"startedAt": "2026-11-23T10:00:03Z"}},
+                               "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}],
+        "initContainerStatuses": [{"name": "proxy", "ready": True, "state": {"running": {}}}],
+    },
+}  # fmt: skip
+TEN_O_CLOCK_S = 1_795_428_000
+"""2026-11-23T10:00:00Z."""
+
+
+@pytest.fixture(scope="module")
+def requested_pods(tmp_path_factory: pytest.TempPathFactory) -> dict[str, core.Pod]:
+    """The first pod of each request that a plugin receives from a node with a kubelet, by method."""
+
+    async def poll() -> list[Any]:
+        requests: list[Any] = []
+        path, text = tmp_path_factory.mktemp("sockets") / "p.sock", msgspec.json.encode(MANIFEST)
+        server, discovered = await plugin(
+            path, requests, ThresholdMet=hard(), GetTopEvictionPods=wire.GetTopEvictionPodsResponse()
+        )
+        clients = EvictionPluginClients(lambda: 0, lambda uid: text if uid == "u-one" else b"")
+        await clients.run_cycle((discovered,), PODS)
+        await server.stop()
+        return requests
+
+    return {
+        type(request).__name__: request.active_pods[0]
+        for request in asyncio.run(poll())
+        if hasattr(request, "active_pods")
+    }
+
+
+@pytest.mark.parametrize("request_name", ["GetEvictPodsRequest", "GetThresholdMetRequest", "GetTopEvictionPodsRequest"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("metadata.uid", "u-one"),
+        ("metadata.labels[app]", "one"),
+        ("metadata.annotations[a]", "b"),
+        ("metadata.creationTimestamp.seconds", TEN_O_CLOCK_S),
+        ("metadata.ownerReferences.0.kind", "ReplicaSet"),
+        ("metadata.ownerReferences.0.name", "one-7d9f"),
+        ("metadata.ownerReferences.0.controller", True),
+        ("spec.nodeName", "n1"),
+        ("spec.hostNetwork", True),
+        ("spec.priority", -3),
+        ("spec.terminationGracePeriodSeconds", 45),
+        ("spec.containers.0.image", "i:1"),
+        ("spec.containers.0.resources.requests[cpu].string", "1500m"),
+        ("spec.containers.0.resources.limits[memory].string", "1Gi"),
+        ("spec.initContainers.0.restartPolicy", "Always"),
+        ("status.phase", "Pending"),
+        ("status.qosClass", "Burstable"),
+        ("status.podIP", "10.0.0.7"),
+        ("status.startTime.seconds", TEN_O_CLOCK_S + 1),
+        ("status.conditions.0.reason", "ContainersNotReady"),
+        ("status.conditions.0.lastTransitionTime.seconds", TEN_O_CLOCK_S + 2),
+        ("status.containerStatuses.0.restartCount", 3),
+        ("status.containerStatuses.0.containerID", "containerd://abc"),
+        ("status.containerStatuses.0.state.running.startedAt.seconds", TEN_O_CLOCK_S + 3),
+        ("status.containerStatuses.0.lastState.terminated.exitCode", 137),
+        ("status.initContainerStatuses.0.ready", True),
+    ],
+)
+def test_plugins_receive_pods_as_the_kubelet_lists_them(
+    requested_pods: dict[str, core.Pod], request_name: str, field: str, value: object
+) -> None:
+    message: Any = requested_pods[request_name]
+    for part in field.split("."):
+        name, _, key = part.partition("[")
+        message = message[int(name)] if name.isdigit() else getattr(message, name)
+        message = message[key.rstrip("]")] if key else message
+    assert message == value
+
+
+def test_an_empty_container_state_is_present() -> None:
+    message = encode_pod(PODS[0], msgspec.json.encode(MANIFEST))
+    assert message.status.initContainerStatuses[0].state.HasField("running")
+
+
+@pytest.mark.parametrize(
+    "manifest", [b"", b"[]", b"{", b'{"spec": {"priority": "high"}}', b'{"metadata": {"creationTimestamp": "today"}}']
+)
+def test_a_pod_without_a_valid_manifest_has_the_fields_of_its_own(manifest: bytes) -> None:
+    message = core.Pod.FromString(encode_pod(PODS[0], manifest).SerializeToString())
     (container,) = message.spec.containers
     assert (message.metadata.uid, message.spec.priority, message.status.phase) == ("u-one", -3, "Running")
     assert {name: item.string for name, item in container.resources.requests.items()} == {
@@ -208,3 +313,50 @@ def test_the_pod_message_for_plugins() -> None:
         "resource.katalyst.kubewharf.io/reclaimed_millicpu": "2000",
     }
     assert container.resources.limits["cpu"].string == "2"
+
+
+def test_a_message_is_encoded_again_only_if_the_kubelets_text_changed() -> None:
+    texts = [msgspec.json.encode(MANIFEST)]
+    encoder = PodEncoder(lambda _uid: texts[-1])
+    (first,) = encoder.encode(PODS[:1])
+    assert encoder.encode(PODS[:1])[0] is first
+    texts.append(texts[0].replace(b"Pending", b"Running"))
+    assert encoder.encode(PODS[:1])[0].status.phase == "Running"
+
+
+RECORD = PodEvictionRecord(
+    has_budget=True, buckets=(EvictionBucket(time_s=36_000, duration_s=600, count=2),),
+    disruptions_allowed=1, current_healthy=9, desired_healthy=8, expected_pods=10,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("candidates", "uids"), [(["one"], ["u-one"]), (["one", "two"], ["u-one"]), (["elsewhere"], []), ([], [])]
+)
+async def test_candidate_pods_of_a_threshold_come_with_their_eviction_records(
+    tmp_path: Path, candidates: list[str], uids: list[str]
+) -> None:
+    """The budgets of pod `two` cannot be listed; a plugin that names no candidates receives no records."""
+    loaded: list[list[str]] = []
+
+    async def load(pods: Sequence[Pod]) -> Mapping[str, PodEvictionRecord]:
+        loaded.append([each.uid for each in pods])
+        return {each.uid: RECORD for each in pods if each.name != "two"}
+
+    met = wire.ThresholdMetResponse(
+        met_type=wire.HARD_MET, candidate_pods=[encode_pod(pod(name)) for name in candidates]
+    )
+    requests: list[Any] = []
+    server, discovered = await plugin(
+        tmp_path / "p.sock", requests, ThresholdMet=met, GetTopEvictionPods=wire.GetTopEvictionPodsResponse()
+    )
+    await EvictionPluginClients(lambda: 0, records=load).run_cycle((discovered,), PODS)
+    await server.stop()
+    records = requests[-1].candidate_eviction_records
+    assert [record.uid for record in records] == uids
+    assert loaded == [[f"u-{name}" for name in candidates]] * bool(set(candidates) & {"one", "two"})
+    for record in records:
+        assert record == wire.EvictionRecord(
+            uid="u-one", has_pdb=True, disruptions_allowed=1, current_healthy=9, desired_healthy=8, expected_pods=10,
+            buckets=wire.Buckets(list=[wire.Bucket(time=36_000, duration=600, count=2)]),
+        )  # fmt: skip

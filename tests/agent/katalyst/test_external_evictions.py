@@ -17,8 +17,8 @@ from agent.config.config import AgentConfig
 from agent.eviction.runner import EvictionRunner
 from agent.katalyst import external_evictions
 from agent.katalyst.external_evictions import ExternalEvictionPlugins
-from agent.katalyst.messages import encode_pod
 from agent.katalyst.plugin_registration import PluginIdentity, PluginRegistration
+from agent.katalyst.pod_message import encode_pod
 from api.eviction import EvictionResult
 from api.pod import Pod
 from api.proto import eviction_plugin_pb2 as wire
@@ -120,6 +120,17 @@ async def test_a_threshold_has_to_last_as_long_as_the_plugin_says(tmp_path: Path
     assert [(item.condition.name, item.condition.effects) for item in result.conditions] == [
         ("MemoryPressure", ("NoSchedule",))
     ]
+
+
+async def test_a_condition_of_get_evict_pods_applies_without_pods(tmp_path: Path) -> None:
+    answer = wire.GetEvictPodsResponse(
+        condition=wire.Condition(condition_name="DiskSlow", effects=["NoExecute"], met_condition=True)
+    )
+    manager = Manager(tmp_path)
+    async with offered(tmp_path, GetEvictPods=answer):
+        result = await manager.run_cycle()
+    conditions = [(each.condition.name, each.condition.kind, each.condition.effects) for each in result.conditions]
+    assert (conditions, result.victims) == ([("DiskSlow", "node", ("NoExecute",))], ())
 
 
 @pytest.mark.parametrize("dry", ["*", "external"])

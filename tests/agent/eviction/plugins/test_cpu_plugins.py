@@ -16,6 +16,7 @@ from agent.config.eviction import (
     NumaCpuConfig,
     NumaSysConfig,
 )
+from agent.eviction.eviction_inputs import EvictionBucket, PodEvictionRecord
 from agent.eviction.finding import EvictionFinding
 from agent.eviction.plugins import (
     cpu_pressure_load,
@@ -27,7 +28,13 @@ from agent.eviction.plugins import (
 from agent.eviction.plugins.cpu_pressure_load import CpuLoadState
 from agent.eviction.plugins.cpu_pressure_suppression import CpuSuppressionState
 from agent.eviction.plugins.koordinator_evict import KoordinatorCpuState
-from agent.eviction.plugins.numa_cpu_pressure import NumaCpuState, usage_score, usage_threshold
+from agent.eviction.plugins.numa_cpu_pressure import (
+    NumaCpuState,
+    evicted_per_hour,
+    frequency_score,
+    usage_score,
+    usage_threshold,
+)
 from agent.eviction.plugins.numa_sys_cpu_pressure import NumaSysCpuState
 from agent.eviction.sample_window import SampleWindow
 from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind
@@ -36,7 +43,7 @@ from api.knobs import Reason
 from api.measurements import CpuTimes, Machine
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
-from tests.agent.eviction.builders import HARD, NOT_MET, SOFT, S, pod, situation
+from tests.agent.eviction.builders import BOOT_NS, HARD, NOT_MET, SOFT, S, pod, situation
 from tests.agent.eviction.builders import load as load_of
 
 WHY = Reason(rule="r", text="t")
@@ -288,13 +295,17 @@ def test_suppression_starts_anew_after_relief_and_after_a_look_without_a_pool(cp
 
 
 def play_numa_cpu(
-    cores: Mapping[str, float], nodes: Mapping[str, int], samples: int = 5, **config: object
+    cores: Mapping[str, float],
+    nodes: Mapping[str, int],
+    samples: int = 5,
+    records: Mapping[str, PodEvictionRecord] | None = None,
+    **config: object,
 ) -> EvictionFinding:
     pods = [pod(name, QoSLevel.SHARED, numa=(node,)) for name, node in nodes.items()]
     memory, findings = NumaCpuState(), ()
     for i in range(samples):
         used = {name: {"cpu_usage_ns": round(value * 15 * i * S)} for name, value in cores.items()}
-        at = situation(100.0 + 15 * i, pods, samples=used, numa=2)
+        at = situation(100.0 + 15 * i, pods, samples=used, numa=2, records=records or {})
         findings, memory = numa_cpu_pressure.evaluate_numa_cpu(at, memory, NumaCpuConfig(**config))  # type: ignore[arg-type]
     return findings[0]
 
@@ -327,6 +338,38 @@ def test_the_pod_that_closes_the_gap_goes_first() -> None:
     # node 0 uses 0.85 of itself, 0.25 above 0.6: b has 0.25, a 0.6
     actual = play_numa_cpu({"a": 4.8, "b": 2.0, "c": 0}, TWO)
     assert names(actual) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "score"), [({1.0: 0.5}, -5000), ({1.0: 0.3, 24.0: 0.2 / 24}, 14), ({1.0: 0.0}, 100), ({}, 0)]
+)
+def test_the_eviction_frequency_score_is_katalysts(ratios: dict[float, float], score: int) -> None:
+    assert frequency_score(ratios) == score
+
+
+def test_evictions_per_hour_are_a_part_of_the_workloads_pods() -> None:
+    """Of ten pods one was evicted 15 minutes ago and four 65 to 55 minutes ago, of which two are in the last hour."""
+    buckets = (bucket(-65 * 60, 4), bucket(-15 * 60, 1))
+    assert evicted_per_hour(PodEvictionRecord(buckets=buckets, expected_pods=10), BOOT_NS / S) == {
+        0.5: pytest.approx(0.2), 1.0: pytest.approx(0.3), 2.0: pytest.approx(0.25)
+    }  # fmt: skip
+    assert evicted_per_hour(PodEvictionRecord(buckets=buckets), BOOT_NS / S) == {0.5: 0.0, 1.0: 0.0, 2.0: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("scorers", "order"),
+    [(("Usage",), ["b", "a"]), (("Usage", "WorkloadEvictionFrequency"), ["a", "b"])],
+)
+def test_a_workload_that_was_evicted_lately_is_spared_if_the_scorer_is_enabled(
+    scorers: tuple[str, ...], order: list[str]
+) -> None:
+    records = {"uid-b": PodEvictionRecord(has_budget=True, buckets=(bucket(0, 5),), expected_pods=10)}
+    assert names(play_numa_cpu({"a": 4.8, "b": 2.0, "c": 0}, TWO, records=records, scorers=scorers)) == order
+
+
+def bucket(from_s: int, count: int) -> EvictionBucket:
+    """Evictions in the ten minutes from `from_s` after the boot on."""
+    return EvictionBucket(time_s=BOOT_NS // S + from_s, duration_s=600, count=count)
 
 
 def test_numa_cpu_of_unknown_use_is_missing() -> None:
