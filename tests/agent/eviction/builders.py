@@ -1,4 +1,4 @@
-"""Small situations for tables: pods with one container each, and what eviction plugins read of them."""
+"""Inputs of eviction plugins for tables: pods with one container each, and the samples that plugins read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pod(
     priority: int = 0,
     **more: Any,
 ) -> Pod:
-    """A pod with a container `/NAME`; `cores` and `memory` are requests, of reclaimed resources where it is reclaimed."""
+    """A pod with a container `/NAME`; `cores` and `memory` are requests, of reclaimed resources if the pod is reclaimed."""
     best_effort = qos is QoSLevel.RECLAIMED
     container = Container(
         name=name,
@@ -49,7 +49,7 @@ def pod(
 
 
 def sample(name: str, at_s: float = 100.0, **fields: Any) -> CgroupSample:
-    """A cgroup `/NAME` whose files were read just now."""
+    """A cgroup `/NAME` whose files were read at `at_s`."""
     values = {"id": crc32(name.encode()) + 2, "files_read_at_ns": BOOT_NS + round(at_s * S), **fields}
     return CgroupSample(path=f"/{name}", **values)
 
@@ -75,8 +75,8 @@ def pressure(avg10: float) -> Pressure:
     return Pressure(some_us=0, some_avg10=avg10)
 
 
-def load(one: float) -> LoadAverages:
-    return LoadAverages(load1=one, load5=0, load15=0, runnable1=0, runnable5=0, runnable15=0)
+def load(load1: float) -> LoadAverages:
+    return LoadAverages(load1=load1, load5=0, load15=0, runnable1=0, runnable5=0, runnable15=0)
 
 
 def situation(
@@ -90,7 +90,7 @@ def situation(
     files_age_s: float = 0.0,
     **more: Any,
 ) -> EvictionInputs:
-    """The node at `at_s`; `samples` has fields of the pods' cgroups by name, others are there too but say nothing."""
+    """The node at `at_s`; `samples` has fields of the pods' cgroups by name, other pods have cgroups without values."""
     wall_ns = BOOT_NS + round(at_s * S)
     given: dict[str, Mapping[str, Any]] = {p.name: {} for p in pods} | dict(samples or {})
     read_at = {"files_read_at_ns": wall_ns - round(files_age_s * S)}

@@ -1,4 +1,4 @@
-"""The killer that stops containers, over a real socket: those of the very pod that run, with its grace, and nobody else's."""
+"""Eviction by stopping containers, over a real socket: the running containers of that pod, with its grace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/eviction.md names every plugin that there is, and says truly which of them `*` stands for."""
+"""The table of docs/eviction.md lists every plugin and marks those of `*`."""
 
 from __future__ import annotations
 

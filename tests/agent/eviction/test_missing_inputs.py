@@ -1,4 +1,4 @@
-"""Each plugin alone, at the height of its trouble: one reading goes blind, the others stay, and nobody leaves for it."""
+"""Each plugin alone, under full pressure: without one reading it evicts no pod."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def alone(name: str) -> EvictionConfig:
 
 
 def last_victim_s(name: str, hide: Hide) -> int | None:
-    """How long after the last known round somebody had to leave; victims neither go nor make others wait."""
+    """Return for how long after the last complete cycle a pod is evicted; victims neither go nor delay others."""
     memory, last = EvictionState(), None
     for second in range(0, KNOWN_S + BLIND_S + 1, STEP_S):
         at = everything(100.0 + second)
@@ -142,13 +142,13 @@ def test_every_plugin_is_blinded() -> None:
 
 
 @pytest.mark.parametrize("name", BLINDED)
-def test_with_everything_known_somebody_leaves(name: str) -> None:
+def test_with_all_inputs_a_pod_is_evicted(name: str) -> None:
     """So that the test below is not about nothing."""
     assert last_victim_s(name, lambda at: at) == BLIND_S
 
 
 @pytest.mark.parametrize(("name", "hide", "stands_s"), CASES)
-def test_with_one_reading_unknown_nobody_leaves(name: str, hide: Hide, stands_s: int) -> None:
+def test_without_one_reading_no_pod_is_evicted(name: str, hide: Hide, stands_s: int) -> None:
     last_s = last_victim_s(name, hide)
     assert last_s is not None
     assert last_s <= stands_s

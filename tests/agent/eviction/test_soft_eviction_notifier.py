@@ -1,4 +1,4 @@
-"""Pods that ask to be told of soft thresholds find a file in a folder of theirs, whatever they put there themselves."""
+"""Soft eviction notices: a file in the pod's own folder, whatever the pod has put there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def notifier(root: Path | None) -> SoftEvictionNotifier:
     return SoftEvictionNotifier(root, lambda: 1_767_225_600.0)
 
 
-def test_a_pod_is_told_in_a_file_and_once_in_ten_minutes_in_the_journal(tmp_path: Path) -> None:
+def test_a_notice_is_a_file_and_an_event_in_ten_minutes(tmp_path: Path) -> None:
     it = notifier(tmp_path / "katalyst")
     it.run_cycle([], [ASKS, OTHER], 0)
     assert [path.name for path in (tmp_path / "katalyst").iterdir()] == [FOLDER]
@@ -50,7 +50,7 @@ def test_folders_go_with_their_pods(tmp_path: Path) -> None:
     it.run_cycle([], [OTHER], 599 * S)
     assert (tmp_path / FOLDER).is_dir()
     it.run_cycle([], [], 600 * S)
-    assert (tmp_path / FOLDER).is_dir(), "a list without pods says nothing of who is gone"
+    assert (tmp_path / FOLDER).is_dir(), "an empty pod list removes no folder"
     it.run_cycle([], [OTHER], 600 * S)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -81,7 +81,7 @@ def test_what_a_pod_puts_there_is_not_written_through(tmp_path: Path, trap: str)
 
 
 @pytest.mark.parametrize("fields", [{"notify": False}, {"dry_run": True}])
-def test_nobody_is_told_who_leaves_or_only_would(tmp_path: Path, fields: dict[str, bool]) -> None:
+def test_evicted_pods_and_dry_runs_receive_no_notice(tmp_path: Path, fields: dict[str, bool]) -> None:
     it = notifier(tmp_path)
     it.run_cycle([msgspec.structs.replace(VICTIM, **fields)], [ASKS], 0)  # type: ignore[arg-type]
     assert it.outcomes() == []

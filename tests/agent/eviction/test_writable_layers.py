@@ -1,4 +1,4 @@
-"""What writable layers hold, over a real socket: summed by pod, known for a minute, asked only where somebody wants to know."""
+"""Use of writable layers, over a real socket: summed by pod, valid for a minute, requested only if a plugin needs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from api.measurements import Filesystem
 from api.proto import cri_runtime_pb2 as wire
 from common.grpc_unix import GrpcService, serve_on_socket
 from tests.agent.eviction.builders import GIB, S, situation
-from tests.agent.eviction.test_runner import BATCH, Remembering, config
+from tests.agent.eviction.test_runner import BATCH, FakePodEvictor, config
 from tests.agent.sensors.pods.test_cri_client import SERVICE
 
 PRESSURE = "rootfs-pressure-eviction-plugin"
@@ -26,10 +26,10 @@ SIX_GIB = RootfsPressureConfig(mount="/", minimum_free=FilesystemThreshold(numbe
 
 
 def stats(uid: str, size: int, inodes: int, at_ns: int = 1) -> wire.ContainerStats:
-    made = wire.ContainerStats(attributes=wire.ContainerAttributes(labels={POD_UID_LABEL: uid} if uid else {}))
-    made.writable_layer.timestamp = at_ns
-    made.writable_layer.used_bytes.value, made.writable_layer.inodes_used.value = size, inodes
-    return made
+    stats = wire.ContainerStats(attributes=wire.ContainerAttributes(labels={POD_UID_LABEL: uid} if uid else {}))
+    stats.writable_layer.timestamp = at_ns
+    stats.writable_layer.used_bytes.value, stats.writable_layer.inodes_used.value = size, inodes
+    return stats
 
 
 class Runtime:
@@ -56,12 +56,12 @@ async def test_layers_are_summed_by_pod_and_known_for_a_minute(tmp_path: Path) -
     it = WritableLayers(tmp_path / "c.sock", 5, lambda: True, lambda: now[0])
     assert it.use() == {}
     await it.poll()
-    known = {"u-1": RootfsUse(used_bytes=12288, inodes=4), "u-2": RootfsUse(used_bytes=1, inodes=1)}
-    assert (it.use(), it.problem()) == (known, None)
+    expected = {"u-1": RootfsUse(used_bytes=12288, inodes=4), "u-2": RootfsUse(used_bytes=1, inodes=1)}
+    assert (it.use(), it.problem()) == (expected, None)
     await server.stop()
     now[0] = 160.0
     await it.poll()
-    assert it.use() == known, "what it said last"
+    assert it.use() == expected, "what it said last"
     trouble = it.problem()
     assert trouble is not None
     assert "no server answers" in trouble.reason
@@ -69,15 +69,15 @@ async def test_layers_are_summed_by_pod_and_known_for_a_minute(tmp_path: Path) -
     assert it.use() == {}
 
 
-async def test_who_wants_to_know_nothing_costs_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_without_a_plugin_the_runtime_is_not_polled(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(writable_layers, "POLL_INTERVAL_S", 0.01)
-    runtime, wanted = Runtime(), [False]
+    runtime, needed = Runtime(), [False]
     server = await serve_on_socket(tmp_path / "c.sock", (runtime.service(),))
-    it = WritableLayers(tmp_path / "c.sock", 5, lambda: wanted[0])
+    it = WritableLayers(tmp_path / "c.sock", 5, lambda: needed[0])
     task = asyncio.create_task(it.run())
     await asyncio.sleep(0.1)
     assert runtime.requests == 0
-    wanted[0] = True
+    needed[0] = True
     async with asyncio.timeout(20):
         while runtime.requests < 2:
             await asyncio.sleep(0.01)
@@ -94,12 +94,14 @@ def test_whose_layers_are_full_leaves_by_the_uid_that_they_are_of() -> None:
     room = Filesystem(size_bytes=100 * GIB, available_bytes=5 * GIB, inodes=1000, free_inodes=500)
     requests = []
     for uid in ("u-before", BATCH.uid):
-        killer = Remembering()
+        killer = FakePodEvictor()
         evictor = EvictionRunner(reply, killer)
         assert evictor.is_enabled(PRESSURE)
         evictor.rootfs = lambda uid=uid: {uid: RootfsUse(used_bytes=GIB, inodes=1)}  # type: ignore[misc]
-        seen = situation(100, [BATCH], samples={"batch": {"threads": 1}}, node={"filesystems": {"/": room}}).snapshot
-        result = evictor.run_cycle(seen, None, PolicyState(), 100 * S)
+        snapshot_now = situation(
+            100, [BATCH], samples={"batch": {"threads": 1}}, node={"filesystems": {"/": room}}
+        ).snapshot
+        result = evictor.run_cycle(snapshot_now, None, PolicyState(), 100 * S)
         assert result.thresholds[0].met.value == "hard"
         requests.append([key for key, _ in killer.evictions])
     assert requests == [[], ["default/batch"]]

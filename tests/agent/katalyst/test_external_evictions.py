@@ -24,7 +24,7 @@ from api.pod import Pod
 from api.proto import eviction_plugin_pb2 as wire
 from common.grpc_unix import GrpcService, serve_on_socket
 from tests.agent.eviction.builders import S, pod, situation
-from tests.agent.eviction.test_runner import Remembering
+from tests.agent.eviction.test_runner import FakePodEvictor
 from tests.agent.katalyst.test_eviction_plugin_clients import SERVICE, handlers, hard
 from tests.builders.four_cpu_node import busy_cycle
 
@@ -70,7 +70,7 @@ class Manager:
     def __init__(self, directory: Path, **eviction: object) -> None:
         answers = {"eviction": {"pluginSockets": str(directory), "skippedLabels": ["spare"], "burst": 10, **eviction}}
         config = msgspec.convert(answers, AgentConfig)
-        self.killer, self.at_s = Remembering(), 100
+        self.killer, self.at_s = FakePodEvictor(), 100
         self.evictor = EvictionRunner(config, self.killer)
         self.external_findings = ExternalEvictionPlugins(config.eviction, lambda: self.at_s * S)
         self.evictor.external_findings = self.external_findings.findings

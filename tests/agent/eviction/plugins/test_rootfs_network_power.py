@@ -60,7 +60,7 @@ def test_small_file_systems_are_left_alone(size: int, met: ThresholdMet) -> None
     assert rootfs_pressure.evaluate_rootfs_pressure(disk(0, size), TENTH)[0].threshold.met is met
 
 
-def test_who_leaves_for_the_file_system() -> None:
+def test_candidates_for_a_full_file_system() -> None:
     config = RootfsPressureConfig(
         minimum_free=FilesystemThreshold(ratio=0.1),
         pod_minimum=FilesystemThreshold(number=2 * GIB),
@@ -69,7 +69,7 @@ def test_who_leaves_for_the_file_system() -> None:
     used = {"batch": 3 * GIB + 1, "cron": 2 * GIB - 1, "web": 9 * GIB}
     actual = rootfs_pressure.evaluate_rootfs_pressure(disk(0, **used), config)[0]
     assert names(actual) == ["batch", "web"], (
-        "a reclaimed pod above its own bound first; who uses little or is not known, never"
+        "a reclaimed pod above its own bound first; never a pod of little or unknown use"
     )
     assert actual.threshold.condition is not None
     assert actual.threshold.condition.name == "SystemRootfs"
@@ -132,10 +132,10 @@ def test_a_card_without_bandwidth_for_five_minutes() -> None:
     actual, _ = cards(0, 400, memory)
     assert [(each.threshold.met, names(each)) for each in actual] == [(NOT_MET, []), (SOFT, ["on"])]
     _, memory = cards(1, 350, memory)
-    assert cards(0, 400, memory)[0][1].threshold.observed == 0, "one look with bandwidth starts anew"
+    assert cards(0, 400, memory)[0][1].threshold.observed == 0, "one cycle with bandwidth restarts the timer"
 
 
-def test_unknown_cards_begin_anew() -> None:
+def test_unknown_cards_restart_the_timer() -> None:
     _, memory = cards(0, 100, NetworkEvictionState())
     findings, memory = network_eviction.evaluate_network(situation(395.0, [pod("a")]), memory, NicEvictionConfig())
     assert (findings[0].threshold.reason.rule, memory.down_since_ns) == ("input_missing", {})
@@ -154,7 +154,7 @@ def test_as_many_leave_for_power_as_can(stuck: tuple[str, ...], victims: list[st
     assert names(findings[0]) == victims
 
 
-def test_the_trouble_is_not_over_because_a_budget_keeps_who_was_chosen_for_power() -> None:
+def test_a_victim_of_power_pressure_that_a_budget_blocks_stays_selected() -> None:
     answer = PowerAction(
         kind=PowerActionKind.EVICT, at_ns=1, count=1, current_watts=300, reason=Reason(rule="r", text="t")
     )
