@@ -13,7 +13,6 @@ from agent.advisor.advisor_state import ContainerDemand
 from agent.advisor.engine import PolicyState
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
-from agent.eviction.cancellation import PendingEviction, evictions_to_cancel, track_pending_evictions
 from agent.eviction.eviction_inputs import (
     NS_PER_S,
     EvictionInputs,
@@ -26,6 +25,7 @@ from agent.eviction.eviction_inputs import (
 from agent.eviction.finding import PLUGIN_FAILED, EvictionFinding
 from agent.eviction.manager import EvictionState, evaluate_evictions
 from agent.eviction.plugins.numa_cpu_pressure import NAME as NUMA_CPU
+from agent.eviction.victims import PendingEviction, evictions_to_cancel, track_pending_evictions
 from agent.qrm.cpuset.allowed_cpus import restrict_to_allowed
 from agent.qrm.cpuset.state import with_numa_bindings
 from api.cpu import Topology

@@ -19,10 +19,12 @@ from agent.eviction.finding import (
     mean,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
 from agent.eviction.sample_window import (
     CpuSample,
     SampleWindow,
+    append_pod_samples,
     append_sample,
     is_sample_due,
     pod_cpu_use,
@@ -159,7 +161,7 @@ def _add_samples(
 ) -> NumaCpuState:
     after = read_cpu_counters(inputs)
     sizes = {node: sum(cpu.numa == node for cpu in inputs.snapshot.topology.cpus) for node in pods}
-    numa, rings = dict(state.numa), {}
+    numa, uses = dict(state.numa), dict[str, float]()
     for node, group in pods.items():
         parts = {
             pod.key: use.total / sizes[node]
@@ -168,13 +170,10 @@ def _add_samples(
         }
         if parts or (not group and state.sample is not None):
             numa[node] = append_sample(state.numa.get(node), sum(parts.values()), config.ring_size, after.at_ns)
-        for pod in group:
-            before = state.pods.get(pod.key)
-            if pod.key in parts:
-                rings[pod.key] = append_sample(before, parts[pod.key], config.ring_size, after.at_ns)
-            elif before is not None:
-                rings[pod.key] = before
-    return NumaCpuState(sample=after, numa=numa, pods=rings)
+        uses |= parts
+    bound = [pod for group in pods.values() for pod in group]
+    windows = append_pod_samples(state.pods, bound, uses, config.ring_size, after.at_ns)
+    return NumaCpuState(sample=after, numa=numa, pods=windows)
 
 
 def usage_threshold(machine: Machine, config: NumaCpuConfig) -> float:
@@ -214,16 +213,12 @@ def _rank_candidates(
     inputs: EvictionInputs, state: NumaCpuState, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
 ) -> tuple[EvictionCandidate, ...]:
     """Returns the sampled pods in the order of their total score; a pod without a record has no frequency score."""
-    scored = []
-    for pod in pods:
-        ring = state.pods.get(pod.key)
-        if ring is None:
-            continue
-        score = usage_score(mean(ring.values), gap) if "Usage" in config.scorers else 0
+
+    def score(pod: Pod) -> int:
+        total = usage_score(mean(state.pods[pod.key].values), gap) if "Usage" in config.scorers else 0
         if "WorkloadEvictionFrequency" in config.scorers and pod.uid in inputs.records:
             ratios = evicted_per_hour(inputs.records[pod.uid], inputs.snapshot.wall_time_ns / NS_PER_S)
-            score += frequency_score(ratios)
-        scored.append((-score, pod.key, pod))
-    return tuple(
-        EvictionCandidate(pod=pod, grace_s=config.grace_s) for _, _, pod in sorted(scored, key=lambda each: each[:2])
-    )
+            total += frequency_score(ratios)
+        return total
+
+    return rank_candidates((pod for pod in pods if pod.key in state.pods), lambda pod: -score(pod), config.grace_s)

@@ -8,9 +8,8 @@ import pytest
 from agent.advisor.engine import PolicyState
 from agent.config.config import AgentConfig
 from agent.config.eviction import EvictionConfig
-from agent.eviction.cancellation import PendingEviction, evictions_to_cancel, track_pending_evictions
 from agent.eviction.runner import EvictionRunner
-from agent.eviction.victims import SentEviction
+from agent.eviction.victims import PendingEviction, SentEviction, evictions_to_cancel, track_pending_evictions
 from api.eviction import EvictionBlock, EvictionResult, EvictionThreshold, EvictionVictim, ThresholdMet
 from api.knobs import Reason
 from api.measurements import Pressure

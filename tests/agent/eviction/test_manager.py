@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -85,6 +86,15 @@ def play(
 def holding(size: int) -> dict[str, int]:
     """Return memory.stat of a cgroup that frees `size` bytes when it is removed."""
     return {"inactive_anon": size, "active_anon": 0, "unevictable": 0}
+
+
+def replace_plugin(monkeypatch: pytest.MonkeyPatch, name: str, evaluate: Callable[..., object]) -> None:
+    plugin = manager._PLUGINS[name]._replace(evaluate=evaluate)
+    monkeypatch.setattr(manager, "_PLUGINS", {**manager._PLUGINS, name: plugin})
+
+
+def broken(*_: object) -> object:
+    raise ZeroDivisionError("of no use")
 
 
 def victims(evictions: EvictionResult) -> list[str]:
@@ -213,7 +223,7 @@ def test_a_notification_starts_no_cool_down(monkeypatch: pytest.MonkeyPatch) -> 
         candidates = tuple(EvictionCandidate(pod=each, text="t") for each in there)
         return (EvictionFinding(threshold=threshold, candidates=candidates, cool_down_s=60.0),)
 
-    monkeypatch.setattr(manager, "_STATELESS_PLUGINS", {RSS: ask})
+    replace_plugin(monkeypatch, RSS, ask)
     result, _ = play([situation(at, pods) for at in (100, 105)], config(RSS))
     assert [[(v.pod, v.notify) for v in each.victims] for each in result] == [
         [("default/a", True)], [("default/b", False), ("default/a", True)],
@@ -446,16 +456,11 @@ def test_a_gap_of_an_interval_and_staleness_does_not_restart_timers() -> None:
 
 
 def test_a_failed_plugin_loses_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> object:
-        raise ZeroDivisionError("of no use")
-
     settings = config(SUPPRESSION)
     _, memory = play([enduring(at) for at in range(100, 400, 5)], settings)
     assert memory.plugins.suppression.since_ns == {"default/a": 100 * 10**9}
     with monkeypatch.context() as patched:
-        patched.setattr(
-            manager, "_STATEFUL_PLUGINS", {**manager._STATEFUL_PLUGINS, SUPPRESSION: ("suppression", broken)}
-        )
+        replace_plugin(patched, SUPPRESSION, broken)
         _, memory = play([enduring(400)], settings, memory)
     (after,), _ = play([enduring(405)], settings, memory)
     assert victims(after) == []
@@ -496,10 +501,7 @@ def test_an_old_snapshot_evicts_no_pod() -> None:
 
 
 def test_a_plugin_that_fails_is_shown_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> object:
-        raise ZeroDivisionError("of no use")
-
-    monkeypatch.setattr(manager, "_STATEFUL_PLUGINS", {**manager._STATEFUL_PLUGINS, SYSTEM: ("system_memory", broken)})
+    replace_plugin(monkeypatch, SYSTEM, broken)
     (evictions,), _ = play([pressed(100, [pod("a", cores=9)])], config(RECLAIMED, SYSTEM))
     assert victims(evictions) == ["a"]
     (failed,) = [each for each in evictions.thresholds if each.plugin == SYSTEM]

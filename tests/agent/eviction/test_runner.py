@@ -12,7 +12,6 @@ from agent.advisor.engine import PolicyState
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.config.eviction import CpuLoadEvictionConfig, EvictionConfig
-from agent.eviction import manager
 from agent.eviction.plugins.network_eviction import NIC_ANNOTATION
 from agent.eviction.runner import EvictionRunner
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus
@@ -26,6 +25,7 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from api.snapshot import Snapshot
 from tests.agent.eviction.builders import MIB, S, pod, situation
+from tests.agent.eviction.test_manager import broken, replace_plugin
 
 RSS, LOAD = "rss-overuse-eviction-plugin", "cpu-pressure-load-plugin"
 NUMA = "reclaimed-numa-resource-pressure-eviction-plugin"
@@ -160,13 +160,10 @@ def test_old_readings_evict_no_pod() -> None:
 
 
 def test_a_failed_plugin_makes_the_component_unhealthy_and_evicts_no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> object:
-        raise ZeroDivisionError("of no use")
-
     pod_evictor = FakePodEvictor()
     evictor = EvictionRunner(config(RSS), pod_evictor)
     assert evictor.status(evictor.run_cycle(over(100, batch=50, web=50), None, PolicyState(), 100 * S), 7).ok
-    monkeypatch.setattr(manager, "_STATELESS_PLUGINS", {**manager._STATELESS_PLUGINS, RSS: broken})
+    replace_plugin(monkeypatch, RSS, broken)
     result = evictor.run_cycle(over(106, batch=200, web=50), None, PolicyState(), 106 * S)
     status = evictor.status(result, 7)
     assert (status.name, status.ok, status.duration_ns, pod_evictor.evictions) == ("eviction", False, 7, [])
