@@ -7,6 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from agent.eviction.eviction_inputs import EvictionInputs
+from agent.eviction.finding import EvictionFinding
 from api.eviction import ThresholdMet
 from api.measurements import LoadAverages, MemoryZone, NumaNode, Pressure
 from api.pod import Container, Pod
@@ -110,3 +111,8 @@ def situation(
 
 
 HARD, SOFT, NOT_MET = ThresholdMet.HARD, ThresholdMet.SOFT, ThresholdMet.NOT_MET
+
+
+def names(finding: EvictionFinding) -> list[str]:
+    """Return the names of the candidates in their order."""
+    return [candidate.pod.name for candidate in finding.candidates]

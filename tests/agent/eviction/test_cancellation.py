@@ -15,7 +15,6 @@ from api.knobs import Reason
 from api.measurements import Pressure
 from tests.agent.eviction.builders import GIB, MIB, S, pod, situation
 from tests.agent.eviction.test_runner import RSS, FakePodEvictor, config
-from tests.agent.eviction.test_runner import over as sizes
 
 WHY = Reason(rule="r", text="t")
 BATCH = pod("batch")
@@ -110,54 +109,13 @@ def test_evictions_of_an_external_plugin_are_cancelled_once_it_has_no_findings()
     ]
 
 
-def test_disabling_a_plugin_cancels_its_evictions_in_the_next_cycle() -> None:
-    pod_evictor = FakePodEvictor()
-    evictor = EvictionRunner(config(RSS), pod_evictor)
-    evictor.run_cycle(sizes(100, batch=200, web=1), None, PolicyState(), 100 * S)
-    pod_evictor.terminating, pod_evictor.blocked = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
-    evictor.apply_config(config())
-    shown = evictor.run_cycle(sizes(106, batch=200, web=1), None, PolicyState(), 106 * S)
-    assert shown.thresholds == ()
-    assert pod_evictor.cancelled == [("default/batch", f"{RSS} is disabled")]
-
-
 def test_a_blocked_eviction_without_a_recorded_reason_is_cancelled() -> None:
     assert list(evictions_to_cancel({}, ["default/batch"], result(), [BATCH], EvictionConfig(), ())) == [
         ("default/batch", "the reason of the eviction is no longer known")
     ]
 
 
-def test_an_unreachable_eviction_is_cancelled_45_s_after_the_threshold_was_last_met() -> None:
-    """It exceeds its request at 100 s while the API server does not answer; from 120 s on it does not, which counts 45 s after
-    the pod was selected."""
-    pod_evictor = FakePodEvictor()
-    evictor = EvictionRunner(config(RSS), pod_evictor)
-
-    def run_cycle(at_s: float, size: float) -> EvictionResult:
-        return evictor.run_cycle(sizes(at_s, batch=size, web=1), None, PolicyState(), round(at_s * S))
-
-    run_cycle(100, 200)
-    pod_evictor.terminating, pod_evictor.blocked = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
-    shown = run_cycle(106, 200)
-    assert (shown.held, pod_evictor.cancelled) == ({"default/batch": EvictionBlock.UNREACHABLE}, [])
-    for at_s in (120, 126, 132, 138, 144):
-        run_cycle(at_s, 1)
-    assert pod_evictor.cancelled == []
-    run_cycle(150, 1)
-    assert pod_evictor.cancelled == [("default/batch", f"{RSS} no longer meets its threshold, or has no inputs")]
-
-
-def test_an_unreachable_eviction_is_requested_again_after_45_s() -> None:
-    pod_evictor = FakePodEvictor()
-    evictor = EvictionRunner(config(RSS), pod_evictor)
-    for at_s in range(100, 160, 6):
-        evictor.run_cycle(sizes(at_s, batch=200, web=1), None, PolicyState(), at_s * S)
-        pod_evictor.terminating, pod_evictor.blocked = frozenset(), {"default/batch": EvictionBlock.UNREACHABLE}
-    assert pod_evictor.cancelled == []
-    assert pod_evictor.evictions == [("default/batch", None)] * 2, "at 100 s, and when it was not gone 45 s later"
-
-
-DAY = msgspec.structs.replace(pod("batch", memory=100 * MIB), grace_s=86_400.0)
+DAY_S = 86_400.0
 OVER = f"{RSS} no longer meets its threshold, or has no inputs"
 
 
@@ -188,11 +146,12 @@ def test_a_blocked_pod_is_excluded_for_45_s_and_one_that_a_budget_blocks_not_at_
     assert sent.is_excluded(now) is excluded
 
 
-class Rounds:
-    """Cycles of a runner whose evictor blocks a pod with a grace of a day."""
+class BlockedCycles:
+    """Cycles of a runner whose evictor blocks a pod with this grace, which exceeds its request at 100 s."""
 
-    def __init__(self, held: EvictionBlock) -> None:
+    def __init__(self, held: EvictionBlock, grace_s: float | None = DAY_S) -> None:
         self.pod_evictor = FakePodEvictor()
+        self.pod = msgspec.structs.replace(pod("batch", memory=100 * MIB), grace_s=grace_s)
         self.held = {"default/batch": held}
         self.evictor = EvictionRunner(config(RSS), self.pod_evictor)
         self.run_cycle(100, 200)
@@ -201,7 +160,8 @@ class Rounds:
         """Run a cycle in which the pod uses `size` of at most 105 MiB; return what is cancelled."""
         before = len(self.pod_evictor.cancelled)
         samples = {"batch": {"memory_stat": {"rss": size * MIB}, "threads": 2}}
-        self.evictor.run_cycle(situation(at_s, [DAY], samples=samples).snapshot, None, PolicyState(), at_s * S)
+        snapshot = situation(at_s, [self.pod], samples=samples).snapshot
+        self.latest = self.evictor.run_cycle(snapshot, None, PolicyState(), at_s * S)
         self.pod_evictor.terminating, self.pod_evictor.blocked = frozenset(), self.held
         self.pod_evictor.stuck = frozenset(self.held) if EvictionBlock.BUDGET in self.held.values() else frozenset()
         return self.pod_evictor.cancelled[before:]
@@ -210,35 +170,44 @@ class Rounds:
 @pytest.mark.parametrize(
     ("held", "from_s"), [(EvictionBlock.BUDGET, 105), (EvictionBlock.REFUSED, 145), (EvictionBlock.UNREACHABLE, 145)]
 )
-def test_a_blocked_pod_with_a_grace_of_a_day_is_cancelled_once_the_threshold_is_not_met(
-    held: EvictionBlock, from_s: int
+@pytest.mark.parametrize("grace_s", [None, DAY_S])
+def test_a_blocked_eviction_is_cancelled_once_the_threshold_is_not_met(
+    held: EvictionBlock, from_s: int, grace_s: float | None
 ) -> None:
-    """Only a budget makes the pod stuck."""
-    rounds = Rounds(held)
-    assert next(at for at in range(105, 1200, 5) if rounds.run_cycle(at, 1)) == from_s
-    assert rounds.pod_evictor.cancelled == [("default/batch", OVER)]
+    """Only a budget makes the pod stuck; any other one is excluded for 45 s, whatever its grace."""
+    cycles = BlockedCycles(held, grace_s)
+    assert next(at for at in range(105, 1200, 5) if cycles.run_cycle(at, 1)) == from_s
+    assert cycles.pod_evictor.cancelled == [("default/batch", OVER)]
 
 
 @pytest.mark.parametrize(("held", "evictions"), [(EvictionBlock.BUDGET, 1), (EvictionBlock.UNREACHABLE, 25)])
-def test_a_blocked_pod_with_a_grace_of_a_day_stays_pending_while_the_threshold_is_met(
-    held: EvictionBlock, evictions: int
+@pytest.mark.parametrize("grace_s", [None, DAY_S])
+def test_a_blocked_eviction_stays_pending_while_the_threshold_is_met(
+    held: EvictionBlock, evictions: int, grace_s: float | None
 ) -> None:
-    rounds = Rounds(held)
-    assert [at for at in range(105, 1200, 5) if rounds.run_cycle(at, 200)] == []
-    assert rounds.pod_evictor.evictions == [("default/batch", None)] * evictions, (
+    cycles = BlockedCycles(held, grace_s)
+    assert [at for at in range(105, 1200, 5) if cycles.run_cycle(at, 200)] == []
+    assert cycles.pod_evictor.evictions == [("default/batch", None)] * evictions, (
         "at 100 s, and each 45 s of those that are not stuck"
     )
+    assert cycles.latest.held == {"default/batch": held}
     if held is EvictionBlock.BUDGET:
-        assert rounds.run_cycle(1200, 1) == [("default/batch", OVER)], "at once when the threshold is not met"
+        assert cycles.run_cycle(1200, 1) == [("default/batch", OVER)], "at once when the threshold is not met"
+
+
+def test_disabling_a_plugin_cancels_its_evictions_in_the_next_cycle() -> None:
+    cycles = BlockedCycles(EvictionBlock.UNREACHABLE)
+    cycles.evictor.apply_config(config())
+    assert cycles.run_cycle(105, 200) == [("default/batch", f"{RSS} is disabled")]
 
 
 def test_a_cancelled_pod_is_no_longer_excluded() -> None:
     """The threshold is not met at 105 s and met again at 110 s, 10 s after the pod was selected first."""
-    rounds = Rounds(EvictionBlock.BUDGET)
-    assert rounds.run_cycle(105, 1) == [("default/batch", OVER)]
-    rounds.held, rounds.pod_evictor.blocked, rounds.pod_evictor.stuck = {}, {}, frozenset()
-    rounds.run_cycle(110, 200)
-    assert rounds.pod_evictor.evictions == [("default/batch", None)] * 2
+    cycles = BlockedCycles(EvictionBlock.BUDGET)
+    assert cycles.run_cycle(105, 1) == [("default/batch", OVER)]
+    cycles.held, cycles.pod_evictor.blocked, cycles.pod_evictor.stuck = {}, {}, frozenset()
+    cycles.run_cycle(110, 200)
+    assert cycles.pod_evictor.evictions == [("default/batch", None)] * 2
 
 
 @pytest.mark.parametrize(("held", "second_s"), [(EvictionBlock.BUDGET, 115), (EvictionBlock.UNREACHABLE, None)])

@@ -20,9 +20,9 @@ from tests.agent.eviction.builders import GIB, S, pod
 from tests.agent.eviction.test_manager import EVERYTHING, trouble
 
 WHY = Reason(rule="r", text="t")
-ASKS = {"annotations": {NIC_ANNOTATION: "eth0"}, "enhancements": Enhancements(suppression_tolerance_rate=1.0)}
-ONLINE = [pod(f"web{i}", QoSLevel.SHARED, cores=8, memory=GIB, numa=(0,), **ASKS) for i in range(3)]
-PODS: list[Pod] = [*ONLINE, *(pod(f"batch{i}", cores=8, memory=GIB, numa=(0,), **ASKS) for i in range(3))]
+FIELDS = {"annotations": {NIC_ANNOTATION: "eth0"}, "enhancements": Enhancements(suppression_tolerance_rate=1.0)}
+ONLINE = [pod(f"web{i}", QoSLevel.SHARED, cores=8, memory=GIB, numa=(0,), **FIELDS) for i in range(3)]
+PODS: list[Pod] = [*ONLINE, *(pod(f"batch{i}", cores=8, memory=GIB, numa=(0,), **FIELDS) for i in range(3))]
 KNOWN_S, BLIND_S, STEP_S = 330, 120, 5
 """Long enough for what has to last five minutes; and for any sample to be too old."""
 
@@ -41,12 +41,12 @@ Hide = Callable[[EvictionInputs], EvictionInputs]
 
 
 def without(**fields: object) -> Hide:
-    """Not handed over at all."""
+    """Hide fields of the inputs."""
     return lambda at: msgspec.structs.replace(at, **fields)
 
 
 def no_node(**fields: object) -> Hide:
-    """Not read of the node."""
+    """Hide fields of the node's sample."""
     return lambda at: msgspec.structs.replace(
         at,
         snapshot=msgspec.structs.replace(at.snapshot, node=msgspec.structs.replace(at.snapshot.node, **fields)),
@@ -54,7 +54,7 @@ def no_node(**fields: object) -> Hide:
 
 
 def no_pod(**fields: object) -> Hide:
-    """Not read of any cgroup."""
+    """Hide fields of every cgroup's sample."""
 
     def hide(at: EvictionInputs) -> EvictionInputs:
         groups: dict[str, CgroupSample] = {
@@ -137,7 +137,7 @@ def last_victim_s(name: str, hide: Hide) -> int | None:
     return last
 
 
-def test_every_plugin_is_blinded() -> None:
+def test_every_plugin_has_a_hidden_input() -> None:
     assert BLINDED.keys() == set(PLUGIN_NAMES)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -20,6 +18,7 @@ from api.snapshot import Snapshot
 from common.backoff import Backoff
 from tests.agent.eviction.builders import GIB, S, pod, situation
 from tests.agent.eviction.test_runner import FakePodEvictor, config
+from tests.builders.waiting import until_async
 
 SYSTEM = "system-memory-pressure-eviction-plugin"
 DAY_S = 86_400.0
@@ -99,21 +98,15 @@ async def test_an_evicted_pod_with_a_grace_of_a_day_is_stuck_after_a_quarter_of_
         here = msgspec.structs.replace(a, terminating=at_s > 100)
         return evictor.run_cycle(short_of_memory(at_s, here, b), None, PolicyState(), now[0])
 
-    async def until(check: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
-        while not check():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.002)
-
     try:
         assert [each.pod for each in run_cycle(100).victims] == ["default/a"]
-        await until(lambda: pod_evictor._pending["default/a"].granted_grace_s == DAY_S)
+        await until_async(lambda: pod_evictor._pending["default/a"].granted_grace_s == DAY_S)
         for at_s in (105, 145, 200, 500, 999):
             assert run_cycle(at_s).victims == (), f"at {at_s} s it may still go"
             await asyncio.sleep(0.01)
         assert pod_evictor.stuck == frozenset()
         now[0] = 1000 * S
-        await until(lambda: pod_evictor.stuck == {"default/a"})
+        await until_async(lambda: pod_evictor.stuck == {"default/a"})
         result = run_cycle(1004)
         assert [each.pod for each in result.victims] == ["default/b"]
         assert pod_evictor.terminating >= {"default/a"}, "it is polled on"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -116,16 +117,6 @@ def test_a_stuck_victim_is_not_evicted_again_and_the_next_pod_is() -> None:
     assert (result.victims, len(pod_evictor.evictions)) == ((), 2)
 
 
-def test_a_pod_deleted_by_another_client_is_terminating() -> None:
-    """Batch exceeds its request, and another client deleted it."""
-    pod_evictor = FakePodEvictor()
-    snapshot_now = over(100, batch=106, web=50)
-    batch, web = snapshot_now.pods
-    snapshot_now = msgspec.structs.replace(snapshot_now, pods=(msgspec.structs.replace(batch, terminating=True), web))
-    result = EvictionRunner(config(RSS), pod_evictor).run_cycle(snapshot_now, None, PolicyState(), 100 * S)
-    assert (result.victims, pod_evictor.evictions) == ((), [])
-
-
 def test_without_a_pod_evictor_every_plugin_runs_dry() -> None:
     evictor = EvictionRunner(config(RSS), None)
     result = evictor.run_cycle(over(100, batch=106, web=50), None, PolicyState(), 100 * S)
@@ -134,29 +125,25 @@ def test_without_a_pod_evictor_every_plugin_runs_dry() -> None:
     assert (evictor.outcomes(), result.terminating) == ((), ())
 
 
-@pytest.mark.parametrize("holds", [105.0, 0.0])
-def test_a_pod_within_its_request_is_not_evicted(holds: float) -> None:
+@pytest.mark.parametrize(
+    ("pod_fields", "sample", "files_age_s", "evicted"),
+    [
+        ({}, {"rss": 106}, 30, True),
+        ({}, {"rss": 105}, 0, False),
+        ({}, {"rss": 106}, 31, False),  # readings are too old
+        ({}, {"rss": 106, "threads": 0}, 0, False),  # page cache of an empty cgroup is not freed by an eviction
+        ({"terminating": True}, {"rss": 106}, 0, False),  # another client deleted the pod
+    ],
+)
+def test_a_pod_above_its_request_is_evicted_if_it_runs_and_its_readings_are_recent(
+    pod_fields: dict[str, Any], sample: dict[str, int], files_age_s: float, evicted: bool
+) -> None:
+    fields = {"memory_stat": {"rss": sample["rss"] * MIB}, "threads": sample.get("threads", 2)}
+    batch = msgspec.structs.replace(BATCH, **pod_fields)
+    snapshot = situation(100, [batch], samples={"batch": fields}, files_age_s=files_age_s).snapshot
     pod_evictor = FakePodEvictor()
-    EvictionRunner(config(RSS), pod_evictor).run_cycle(over(100, batch=holds, web=50), None, PolicyState(), 100 * S)
-    assert pod_evictor.evictions == []
-
-
-def test_a_pod_without_tasks_is_no_victim() -> None:
-    empty = situation(100, [BATCH], samples={"batch": {"memory_stat": {"rss": 106 * MIB}, "threads": 0}}).snapshot
-    pod_evictor = FakePodEvictor()
-    EvictionRunner(config(RSS), pod_evictor).run_cycle(empty, None, PolicyState(), 100 * S)
-    assert pod_evictor.evictions == []
-
-
-def test_old_readings_evict_no_pod() -> None:
-    samples = {"batch": {"memory_stat": {"rss": 200 * MIB}}}
-    old = situation(100, [BATCH], samples=samples, files_age_s=31).snapshot
-    pod_evictor = FakePodEvictor()
-    evictor = EvictionRunner(config(RSS), pod_evictor)
-    assert evictor.run_cycle(old, None, PolicyState(), 100 * S).victims == ()
-    fresh = situation(106, [BATCH], samples=samples, files_age_s=29).snapshot
-    evictor.run_cycle(fresh, None, PolicyState(), 106 * S)
-    assert pod_evictor.evictions == [("default/batch", None)]
+    EvictionRunner(config(RSS), pod_evictor).run_cycle(snapshot, None, PolicyState(), 100 * S)
+    assert pod_evictor.evictions == ([("default/batch", None)] if evicted else [])
 
 
 def test_a_failed_plugin_makes_the_component_unhealthy_and_evicts_no_pod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from api.proto import core_v1_pb2 as core
 from api.proto import eviction_plugin_pb2 as wire
 from api.qos import QoSLevel
 from common.grpc_unix import GrpcHandler, GrpcServer, GrpcService, HandlerRefusal, serve_on_socket
+from tests.builders.waiting import until_async
 
 SERVICE = wire.DESCRIPTOR.services_by_name["EvictionPlugin"]
 S = 1_000_000_000
@@ -152,27 +153,40 @@ async def test_pods_named_without_a_threshold(tmp_path: Path) -> None:
     await server.stop()
 
 
-async def test_a_plugin_that_hangs_refuses_or_is_gone_delays_no_other(
+async def test_a_plugin_that_hangs_refuses_fails_or_is_gone_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A plugin that does not answer all calls has no findings, even if it named pods."""
     monkeypatch.setattr(external_evictions, "ANSWER_TIMEOUT_S", 1.0)
-    now = [0]
-    remotes = EvictionPluginClients(lambda: now[0])
-    hangs, first = await plugin(tmp_path / "hangs.sock", [], ThresholdMet="hang")
-    refuses, second = await plugin(tmp_path / "refuses.sock", [], GetEvictPods=HandlerRefusal("no pods today"))
-    works, third = await plugin(tmp_path / "works.sock", [])
+    now, named = [0], wire.GetEvictPodsResponse()
+    named.evict_pods.add(pod=encode_pod(PODS[0]), reason="too old", force_evict=True)
+    clients = EvictionPluginClients(lambda: now[0])
+    opened = [
+        await plugin(tmp_path / "hangs.sock", [], GetEvictPods=named, ThresholdMet="hang"),
+        await plugin(tmp_path / "refuses.sock", [], GetEvictPods=HandlerRefusal("no pods today")),
+        await plugin(tmp_path / "fails.sock", [], GetEvictPods=named, ThresholdMet=RuntimeError("a bug")),
+        await plugin(tmp_path / "works.sock", []),
+    ]
     missing = DiscoveredPlugin(kind="EvictionPlugin", name="gone", socket=tmp_path / "gone.sock", inode=1)
-    async with asyncio.timeout(20):
-        await remotes.run_cycle((first, second, third, missing), PODS)
-    rules = {item.threshold.plugin: item.threshold.reason for item in remotes.findings()}
-    assert {name: reason.rule for name, reason in rules.items()} == {
-        "hangs": "plugin_failed", "refuses": "plugin_failed", "works": "threshold_not_met", "gone": "plugin_failed"
+
+    def rules() -> dict[str, str]:
+        return {item.threshold.plugin: item.threshold.reason.rule for item in clients.findings()}
+
+    async with asyncio.TaskGroup() as group:
+        polling = group.create_task(clients.run_cycle((*(discovered for _, discovered in opened), missing), PODS))
+        await until_async(lambda: rules().get("works") == "threshold_not_met")
+        assert not polling.done(), "the findings of the others are available while one hangs"
+    assert rules() == {
+        "hangs": "plugin_failed", "refuses": "plugin_failed", "fails": "plugin_failed", "works": "threshold_not_met",
+        "gone": "plugin_failed",
     }  # fmt: skip
-    assert "did not answer within 1 s; it evicts no pod" in rules["hangs"].text
-    assert "no pods today" in rules["refuses"].text
+    assert not any(item.candidates for item in clients.findings())
+    texts = {item.threshold.plugin: item.threshold.reason.text for item in clients.findings()}
+    assert "did not answer within 1 s; it evicts no pod" in texts["hangs"]
+    assert "no pods today" in texts["refuses"]
     now[0] = 16 * S
-    assert {item.threshold.reason.rule for item in remotes.findings()} == {"input_missing"}
-    for server in (hangs, refuses, works):
+    assert set(rules().values()) == {"input_missing"}
+    for server, _ in opened:
         await server.stop()
 
 
@@ -184,7 +198,7 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("answers", NONSENSE, ids=("nan", "inf", "a grace of ages", "a kind of its own"))
+@pytest.mark.parametrize("answers", NONSENSE, ids=("nan", "inf", "grace period", "met_type"))
 def test_an_invalid_threshold_is_not_met(answers: wire.ThresholdMetResponse) -> None:
     threshold = decode_threshold("p", answers)
     assert (threshold.met, threshold.reason.rule) == (ThresholdMet.NOT_MET, "plugin_failed")

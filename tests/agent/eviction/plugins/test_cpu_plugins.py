@@ -43,14 +43,10 @@ from api.knobs import Reason
 from api.measurements import CpuTimes, Machine
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
-from tests.agent.eviction.builders import BOOT_NS, HARD, NOT_MET, SOFT, S, pod, situation
+from tests.agent.eviction.builders import BOOT_NS, HARD, NOT_MET, SOFT, S, names, pod, situation
 from tests.agent.eviction.builders import load as load_of
 
 WHY = Reason(rule="r", text="t")
-
-
-def names(finding: EvictionFinding) -> list[str]:
-    return [candidate.pod.name for candidate in finding.candidates]
 
 
 # Katalyst's scores

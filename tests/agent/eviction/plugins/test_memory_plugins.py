@@ -44,6 +44,7 @@ from tests.agent.eviction.builders import (
     PAGE,
     SOFT,
     S,
+    names,
     numa_node,
     pod,
     pressure,
@@ -52,10 +53,6 @@ from tests.agent.eviction.builders import (
 )
 
 WHY = Reason(rule="r", text="t")
-
-
-def names(finding: EvictionFinding) -> list[str]:
-    return [candidate.pod.name for candidate in finding.candidates]
 
 
 def headroom(cores: float | None, memory: float | None = None, **by_numa: dict[int, float]) -> Headroom:
