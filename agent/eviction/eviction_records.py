@@ -32,6 +32,8 @@ REFRESH_S = 60.0
 """Time between two lists of the budgets that built-in plugins need."""
 MAX_BUDGET_AGE_S = 5.0
 """Maximum age of the budgets that external plugins receive."""
+LIST_TIMEOUT_S = 1.0
+"""Deadline of a list, a part of the time that an external plugin has for all its calls."""
 COUNTED = (EvictionEventReason.CREATED, EvictionEventReason.STOPPED)
 
 
@@ -144,25 +146,28 @@ class EvictionRecords(HealthReporter):
         self._history = EvictionHistory()
         self._budgets: dict[str, tuple[float, Sequence[DisruptionBudget]]] = {}
         """Budgets by namespace with the time of the list."""
-        self._workloads: dict[str, str] = {}
-        """Workloads of the pods of the latest two cycles: a pod may be gone when its eviction is reported."""
+        self._victims: dict[str, str] = {}
+        """Workloads of the pods under eviction, which may be gone when the eviction is reported."""
         self._pods: tuple[Pod, ...] = ()
         self._latest: Mapping[str, PodEvictionRecord] = {}
         self._problem: Unavailable | None = None
+        self._failed_at_s = 0.0
 
     def publish(self, finished: Cycle) -> None:
         """Count the cycle's evictions."""
-        for event in finished.kills:
-            if event.reason in COUNTED and (workload := self._workloads.get(event.pod)):
-                self._history.add(workload, finished.snapshot.wall_time_ns / NS_PER_S)
-        before = {pod.key for pod in self._pods}
         self._pods = finished.snapshot.pods
-        now = {pod.key: workload for pod in self._pods if (workload := self._workload(pod.uid))}
-        self._workloads = {key: workload for key, workload in self._workloads.items() if key in before} | now
+        for event in finished.kills:
+            if event.reason in COUNTED and (workload := self._victims.get(event.pod)):
+                self._history.add(workload, finished.snapshot.wall_time_ns / NS_PER_S)
+        listed = {pod.key for pod in self._pods}
+        self._victims = {key: workload for key, workload in self._victims.items() if key in listed}
+        for victim in finished.evictions.victims if finished.evictions is not None else ():
+            if not victim.dry_run and not victim.notify:
+                self._victims[victim.pod] = self._workload(victim.uid)
 
     def problem(self) -> Unavailable | None:
-        """Return why budgets are not available; None if they are or were never needed."""
-        return self._problem
+        """Return why budgets are not available; None if they are or were not needed lately."""
+        return self._problem if self._clock() - self._failed_at_s <= 2 * REFRESH_S else None
 
     def latest(self) -> Mapping[str, PodEvictionRecord]:
         """Return the records of the pods of built-in plugins by uid, without waiting."""
@@ -187,22 +192,23 @@ class EvictionRecords(HealthReporter):
         """Return the records of these pods by uid, without pods whose budgets cannot be listed. Never raises for an error of
         the API server: `problem` reports it."""
         listed = list(pods)
-        now_s, budgets = self._clock(), {}
+        now_s, budgets, problem = self._clock(), dict[str, tuple[float, Sequence[DisruptionBudget]]](), None
         for namespace in sorted({pod.namespace for pod in listed}):
             at_s, listed_before = self._budgets.get(namespace, (-MAX_BUDGET_AGE_S, ()))
             if now_s - at_s < MAX_BUDGET_AGE_S:
                 budgets[namespace] = at_s, listed_before
                 continue
             try:
-                answer = await self._client.list(DISRUPTION_BUDGETS, ListScope(namespace=namespace))
-            except (ApiError, ApiUnreachable) as error:
+                async with asyncio.timeout(LIST_TIMEOUT_S):
+                    answer = await self._client.list(DISRUPTION_BUDGETS, ListScope(namespace=namespace))
+            except (ApiError, ApiUnreachable, TimeoutError) as error:
+                text = str(error) or f"the API server did not answer within {LIST_TIMEOUT_S:g} s"
                 remedy = "give the agent's role list of poddisruptionbudgets.policy, or see the API server's log"
-                self._problem = Unavailable(f"disruption budgets of namespace {namespace}: {error}", remedy)
+                problem = Unavailable(f"disruption budgets of namespace {namespace}: {text}", remedy)
                 break
             budgets[namespace] = now_s, tuple(answer.objects.values())
-        else:
-            self._problem = None
-        self._budgets = budgets
+        if listed:
+            self._budgets, self._problem, self._failed_at_s = budgets, problem, now_s
         return {pod.uid: self._record(pod, budgets[pod.namespace][1]) for pod in listed if pod.namespace in budgets}
 
     def _record(self, pod: Pod, budgets: Iterable[DisruptionBudget]) -> PodEvictionRecord:

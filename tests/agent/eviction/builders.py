@@ -10,10 +10,11 @@ from agent.eviction.eviction_inputs import EvictionInputs
 from agent.eviction.finding import EvictionFinding
 from api.eviction import ThresholdMet
 from api.measurements import LoadAverages, MemoryZone, NumaNode, Pressure
-from api.pod import Container, Pod
-from api.qos import Enhancements, QoSLevel
+from api.pod import Pod
+from api.qos import QoSLevel
 from api.snapshot import CgroupSample, NodeSample, Snapshot
 from tests.agent.advisor.builders import topology
+from tests.builders import pods as pods_builder
 
 S = 1_000_000_000
 MIB, GIB = 1 << 20, 1 << 30
@@ -33,20 +34,16 @@ def pod(
     **more: Any,
 ) -> Pod:
     """A pod with a container `/NAME`; `cores` and `memory` are requests, of reclaimed resources if the pod is reclaimed."""
-    best_effort = qos is QoSLevel.RECLAIMED
-    container = Container(
-        name=name,
-        cgroup=f"/{name}",
-        cpu_request_cores=None if best_effort else cores,
-        memory_request_bytes=None if best_effort else memory,
-        reclaimed_cpu_cores=cores if best_effort else None,
-        reclaimed_memory_bytes=memory if best_effort else None,
+    return pods_builder.pod(
+        name,
+        qos,
+        uid=f"uid-{name}",
+        cpu_request=cores,
+        memory_request=memory,
+        priority=priority,
+        bound_numa=numa,
+        **more,
     )
-    fields = {"enhancements": Enhancements(), **more}
-    return Pod(
-        uid=f"uid-{name}", namespace="default", name=name, qos=qos, containers=(container,), priority=priority,
-        bound_numa=numa, **fields,
-    )  # fmt: skip
 
 
 def sample(name: str, at_s: float = 100.0, **fields: Any) -> CgroupSample:

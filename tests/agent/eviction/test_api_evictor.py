@@ -26,6 +26,7 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from common.backoff import Backoff
 from kube.errors import ApiError, parse_api_error
+from tests.builders.waiting import until_async
 from tests.kube.test_client import asking as client_of
 
 S = 1_000_000_000
@@ -94,14 +95,11 @@ class RecordedEvictor:
         self.reasons: list[EvictionEventReason] = []
 
     async def until(self, what: str, check: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
-        while not check():
-            assert time.monotonic() < deadline, f"{what}: {self.messages}"
-            await asyncio.sleep(0.01)
-            self.collect()
-        self.collect()
+        """Collect events until the condition holds."""
+        await until_async(check, what, step=self.collect)
+        await self.collect()
 
-    def collect(self) -> None:
+    async def collect(self) -> None:
         for event in self.evictor.outcomes():
             self.reasons.append(event.reason)
             self.messages.append(event.message)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
+from agent.eviction import eviction_records
 from agent.eviction.eviction_inputs import EvictionBucket, PodEvictionRecord
 from agent.eviction.eviction_records import EvictionRecords
 from agent.sensors.pods.pod_join import KubeletPodList, decode_pod_list
-from api.eviction import EvictionEvent, EvictionEventReason
+from api.eviction import EvictionEvent, EvictionEventReason, EvictionResult, EvictionVictim
+from api.knobs import Reason
 from api.pod import Pod
 from api.qos import QoSLevel
 from tests.builders.api_server import FakeApiServer
@@ -92,17 +96,48 @@ async def test_without_the_right_to_list_budgets_a_pod_has_no_record() -> None:
         assert records.problem() is None
 
 
+async def test_a_list_that_hangs_ends_after_a_second_and_its_problem_after_two_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An external plugin has five seconds for all its calls."""
+    monkeypatch.setattr(eviction_records, "LIST_TIMEOUT_S", 0.05)
+
+    async def hang(_request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    server, now = FakeApiServer(), [0.0]
+    server.handlers[BUDGETS] = hang
+    async with server.client() as client:
+        records = EvictionRecords(client, lambda _uid: "", lambda: False, lambda: now[0])
+        assert await records.load((WEB,)) == {}
+        problem = records.problem()
+        assert problem is not None
+        assert problem.reason.endswith("the API server did not answer within 0.05 s")
+        assert await records.load(()) == {}
+        assert records.problem() is not None, "nothing was listed"
+        now[0] = 121.0
+        assert records.problem() is None
+
+
 async def test_evictions_are_counted_by_workload_in_buckets_of_ten_minutes() -> None:
-    """The API server accepts an eviction after the pod has left the snapshot; a failed eviction does not count."""
+    """The pod may have left the snapshot when its eviction is reported; failed evictions and dry runs do not count."""
     created, failed = EvictionEventReason.CREATED, EvictionEventReason.FAILED
     server, wall_s = FakeApiServer({f"{BUDGETS}/b": budget("b", selector())}), [TEN_O_CLOCK_S]
     async with server.client() as client:
         records = EvictionRecords(client, lambda _uid: WORKLOAD, lambda: False, wall_clock=lambda: wall_s[0])
-        reported = [(0, ()), (10, (failed,)), (20, (created,)), (700, (created, EvictionEventReason.STOPPED))]
-        for after_s, reasons in reported:
-            kills = tuple(EvictionEvent(pod="default/web", reason=each, message="", at_ns=0) for each in reasons)
-            pods = () if after_s == 20 else (WEB,)
-            records.publish(cycle(snapshot(TEN_O_CLOCK_S + after_s, pods), kills=kills))
+        reported: list[tuple[int, bool, tuple[EvictionEventReason, ...]]] = [
+            (0, False, ()), (10, True, (failed,)), (20, False, (created,)), (30, True, ()), (40, True, (created,)),
+            (690, False, ()), (700, True, (created, EvictionEventReason.STOPPED)),
+        ]  # fmt: skip
+        for after_s, listed, reasons in reported:
+            victim = EvictionVictim(
+                pod=WEB.key, uid=WEB.uid, plugin="p", scope="", forced=True, grace_s=None, dry_run=after_s == 30,
+                reason=Reason(rule="r", text="t"),
+            )  # fmt: skip
+            kills = tuple(EvictionEvent(pod=WEB.key, reason=each, message="", at_ns=0) for each in reasons)
+            now = snapshot(TEN_O_CLOCK_S + after_s, (WEB,) if listed else ())
+            records.publish(cycle(now, kills=kills, evictions=EvictionResult(victims=(victim,) if not reasons else ())))
         wall_s[0] = TEN_O_CLOCK_S + 700
         buckets = (await records.load((WEB,)))[WEB.uid].buckets
         assert (len(buckets), buckets[0].time_s, buckets[0].count) == (13, 36_000 + 600 - 7200, 0)

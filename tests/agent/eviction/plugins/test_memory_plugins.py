@@ -59,6 +59,20 @@ def headroom(cores: float | None, memory: float | None = None, **by_numa: dict[i
     return Headroom(cores=cores, memory_bytes=memory, reason=WHY, **by_numa)
 
 
+def evaluate_reclaimed(at: EvictionInputs) -> tuple[EvictionFinding, ...]:
+    return reclaimed_resource_pressure.evaluate_reclaimed(at, ReclaimedPressureConfig())
+
+
+def koordinator_memory(at: EvictionInputs) -> EvictionFinding:
+    return koordinator_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]
+
+
+def free_memory(at: EvictionInputs, config: SystemMemoryConfig | None = None) -> EvictionFinding:
+    """Return the first finding, which is that of the free memory if it is met."""
+    config = config or SystemMemoryConfig()
+    return system_memory_pressure.evaluate_system_memory(at, SystemMemoryPressureState(), config)[0][0]
+
+
 # Requests of reclaimed pods
 
 
@@ -75,9 +89,7 @@ def headroom(cores: float | None, memory: float | None = None, **by_numa: dict[i
 )
 def test_reclaimed_cpu(requests: tuple[float, ...], headroom_cores: float, met: ThresholdMet, value: float) -> None:
     pods = [pod(f"p{i}", cores=cores) for i, cores in enumerate(requests)]
-    cpu, memory = reclaimed_resource_pressure.evaluate_reclaimed(
-        situation(pods=pods, headroom=headroom(headroom_cores)), ReclaimedPressureConfig()
-    )
+    cpu, memory = evaluate_reclaimed(situation(pods=pods, headroom=headroom(headroom_cores)))
     assert (cpu.threshold.met, cpu.threshold.value) == (met, pytest.approx(value))
     assert cpu.threshold.observed == pytest.approx(sum(requests) * 1000)
     assert cpu.threshold.scope == "resource.katalyst.kubewharf.io/reclaimed_millicpu"
@@ -89,7 +101,7 @@ def test_zero_headroom_evicts_no_pod() -> None:
     nothing = headroom(0.0, 0.0, cores_by_numa={0: 0.0}, memory_by_numa={0: 0.0})
     at = situation(pods=[pod("a", cores=64, memory=64 * GIB, numa=(0,))], headroom=nothing)
     actual = (
-        *reclaimed_resource_pressure.evaluate_reclaimed(at, ReclaimedPressureConfig()),
+        *evaluate_reclaimed(at),
         *reclaimed_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig()),
     )
     assert [each.threshold.reason.rule for each in actual] == ["nothing_promised"] * 4
@@ -110,9 +122,7 @@ def test_koordinators_allocatable_rule_ignores_zero_headroom(cores: float, rule:
 
 def test_the_largest_request_is_evicted_first_with_a_grace_of_a_minute() -> None:
     pods = [pod("a", cores=2), pod("b", cores=4), pod("c", cores=1), pod("web", QoSLevel.SHARED, cores=64)]
-    actual = reclaimed_resource_pressure.evaluate_reclaimed(
-        situation(pods=pods, headroom=headroom(1.0)), ReclaimedPressureConfig()
-    )[0]
+    actual = evaluate_reclaimed(situation(pods=pods, headroom=headroom(1.0)))[0]
     assert names(actual) == ["b", "a", "c"]
     assert actual.candidates[0].grace_s == 60
 
@@ -124,24 +134,20 @@ def test_the_soft_threshold_selects_only_pods_that_opted_in(cores: float, candid
     """The headroom is one core. The two largest requests did not opt in: they run until the threshold is hard."""
     asks, more = {"annotations": {SOFT_NOTIFY_ANNOTATION: "True"}}, cores - 1.2
     pods = [pod("a", cores=more), pod("b", cores=0.6), pod("small", cores=0.2, **asks), pod("big", cores=0.4, **asks)]
-    actual = reclaimed_resource_pressure.evaluate_reclaimed(
-        situation(pods=pods, headroom=headroom(1.0)), ReclaimedPressureConfig()
-    )[0]
+    actual = evaluate_reclaimed(situation(pods=pods, headroom=headroom(1.0)))[0]
     assert names(actual) == candidates_of
 
 
 @pytest.mark.parametrize(("size", "met"), [(5 * GIB, SOFT), (5 * GIB + 1, HARD), (GIB, NOT_MET)])
 def test_reclaimed_memory(size: int, met: ThresholdMet) -> None:
-    actual = reclaimed_resource_pressure.evaluate_reclaimed(
-        situation(pods=[pod("a", memory=size)], headroom=headroom(None, GIB)), ReclaimedPressureConfig()
-    )[1]
+    actual = evaluate_reclaimed(situation(pods=[pod("a", memory=size)], headroom=headroom(None, GIB)))[1]
     assert actual.threshold.met is met
 
 
 def test_requests_of_a_terminating_pod_do_not_count() -> None:
     pods = [pod("a", cores=8), pod("b", cores=8)]
     at = situation(pods=pods, headroom=headroom(1.5), terminating=frozenset({"default/a"}))
-    actual = reclaimed_resource_pressure.evaluate_reclaimed(at, ReclaimedPressureConfig())[0]
+    actual = evaluate_reclaimed(at)[0]
     assert (actual.threshold.observed, names(actual)) == (8000, ["b"])
 
 
@@ -315,9 +321,7 @@ def free_situation(free: int, scale: int = 100, **more: object) -> EvictionInput
 
 @pytest.mark.parametrize(("free", "met"), [(GIB, NOT_MET), (GIB - 1, HARD)])
 def test_free_memory_below_the_watermark(free: int, met: ThresholdMet) -> None:
-    actual = system_memory_pressure.evaluate_system_memory(
-        free_situation(free), SystemMemoryPressureState(), SystemMemoryConfig()
-    )[0][0]
+    actual = free_memory(free_situation(free))
     assert actual.threshold.met is met
     assert names(actual) == ([] if met is NOT_MET else ["low", "big"])
     assert (actual.threshold.condition is None) == (met is NOT_MET)
@@ -326,9 +330,7 @@ def test_free_memory_below_the_watermark(free: int, met: ThresholdMet) -> None:
 
 def test_free_memory_below_the_configured_minimum() -> None:
     config = SystemMemoryConfig(free_minimum_bytes=2 * GIB)
-    actual = system_memory_pressure.evaluate_system_memory(
-        free_situation(2 * GIB - 1), SystemMemoryPressureState(), config
-    )[0][0]
+    actual = free_memory(free_situation(2 * GIB - 1), config)
     assert (actual.threshold.met, actual.threshold.value) == (HARD, 2 * GIB)
     assert actual.threshold.condition is not None
     assert actual.threshold.condition.name == "MemoryPressure"
@@ -479,7 +481,7 @@ def test_koordinators_memory_evict(available: int, candidates_of: list[str]) -> 
         samples={name: holding(size) for name, size in sizes.items()},
         node={"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": available}},
     )
-    actual = koordinator_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]
+    actual = koordinator_memory(at)
     assert names(actual) == candidates_of
     assert actual.forced
 
@@ -496,21 +498,17 @@ def test_page_cache_of_a_victim_does_not_count_as_freed() -> None:
     samples = {"a": holding(2 * GIB), "b": holding(4 * GIB), "low": holding(3 * GIB, cache=30 * GIB)}
     node = {"meminfo": {"MemTotal": 100 * GIB, "MemAvailable": 25 * GIB}}
     at = situation(pods=pods, samples=samples, node=node)
-    assert names(koordinator_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]) == ["low", "b"]
+    assert names(koordinator_memory(at)) == ["low", "b"]
     # In the next cycle `low` is terminating: three of the seven.
-    later = koordinator_evict.evaluate_koordinator_memory(
-        msgspec.structs.replace(at, terminating=frozenset({"default/low"})), KoordinatorMemoryConfig()
-    )
-    assert later[0].threshold.observed == pytest.approx(0.72)
-    assert names(later[0]) == ["b"]
+    later = koordinator_memory(msgspec.structs.replace(at, terminating=frozenset({"default/low"})))
+    assert (later.threshold.observed, names(later)) == (pytest.approx(0.72), ["b"])
     # It is stuck: it frees nothing.
     still = msgspec.structs.replace(at, terminating=frozenset({"default/low"}), stuck=frozenset({"default/low"}))
-    actual = koordinator_evict.evaluate_koordinator_memory(still, KoordinatorMemoryConfig())[0]
-    assert actual.threshold.observed == pytest.approx(0.75)
-    assert names(actual) == ["b", "a"]
+    actual = koordinator_memory(still)
+    assert (actual.threshold.observed, names(actual)) == (pytest.approx(0.75), ["b", "a"])
     # The memory that it is going to free is unknown.
     blind = situation(pods=pods, samples={**samples, "low": {}}, node=node, terminating=frozenset({"default/low"}))
-    actual = koordinator_evict.evaluate_koordinator_memory(blind, KoordinatorMemoryConfig())[0]
+    actual = koordinator_memory(blind)
     assert (actual.threshold.reason.rule, names(actual)) == ("input_missing", [])
 
 
