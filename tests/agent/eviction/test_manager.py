@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config.eviction import (
+    DEFAULT_PLUGINS,
     PLUGIN_NAMES,
     EvictionConfig,
     FilesystemThreshold,
@@ -117,6 +120,12 @@ def test_star_is_katalysts_default() -> None:
     assert config("*", RSS).enabled(RSS)
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"plugins": ["rss"]}', type=EvictionConfig)
+
+
+def test_the_document_lists_every_plugin_and_marks_those_of_star() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs/eviction.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\| (on)? ?\|$", text, re.MULTILINE)
+    assert dict(rows) == {name: "on" if name in DEFAULT_PLUGINS else "" for name in PLUGIN_NAMES}
 
 
 def test_a_hard_threshold_evicts_one_pod_with_its_reason() -> None:
@@ -490,14 +499,6 @@ def test_an_old_pod_list_evicts_no_pod() -> None:
     assert [victims(play([each], config(RECLAIMED))[0][0]) for each in (at, unlisted)] == [["a"], []]
     (evictions,), _ = play([unlisted], config(RECLAIMED))
     assert evictions.thresholds[0].reason.text.startswith("which pods are here now is not known")
-
-
-def test_an_old_snapshot_evicts_no_pod() -> None:
-    pods = [pod("a", cores=50)]
-    old = msgspec.structs.replace(pressed(100, pods), now_ns=131 * 10**9)
-    (first, second), _ = play([old, pressed(140, pods)], config(RECLAIMED))
-    assert (victims(first), first.thresholds[0].reason.rule) == ([], "input_missing")
-    assert victims(second) == ["a"]
 
 
 def test_a_plugin_that_fails_is_shown_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
