@@ -24,6 +24,7 @@ import msgspec
 from agent import components
 from agent.config.config import AgentConfig
 from agent.config.loader import ConfigError, NodeCheck
+from agent.eviction_components import open_evictor
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.log import CycleLog
@@ -218,7 +219,7 @@ async def _run(
         directory = None if parts.originals is None else options.state_dir
         journals = components.open_journals(directory, stack, evicting=parts.evictor is not None)
         exporters = await _open_exporters(options, parts, journals, stack)
-        exporters.sinks += await parts.cluster.join(parts.config, act, parts.evictor, tasks)
+        exporters.sinks += await parts.cluster.join(parts.config, act, parts.evictor, tasks, parts.pods)
         indicators = PodIndicatorScraper()
         sensor = _open_sensor(options, parts, indicators, (exporters.probes, (tasks,)), stack)
         if options.malachite is not None:
@@ -276,7 +277,7 @@ async def _open_parts(
         latencies=latencies,
         probes=probes,
         node_knobs=node_knobs,
-        evictor=components.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet),
+        evictor=open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet),
         runtime=components.open_nri_lifecycle(config, act, pods, hierarchy, _pod_parsing_context(config), state[0]),
         act_warnings=act_warnings,
         startup_warnings=(

@@ -18,6 +18,9 @@ Samples = Annotated[int, Meta(ge=1, le=1000)]
 Factor = Annotated[float, Meta(gt=0, le=1000)]
 
 
+NumaCpuScorer = Literal["Usage", "WorkloadEvictionFrequency"]
+
+
 class CpuLoadEvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Plugin `cpu-pressure-load-plugin`: more runnable tasks in a pool than CPUs."""
 
@@ -68,6 +71,9 @@ class NumaCpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Time between samples."""
     grace_s: GraceSeconds | None = None
     """[gracePeriod] Grace period of victims; unset: the pod's."""
+    scorers: tuple[NumaCpuScorer, ...] = ("Usage",)
+    """[enabledScorers] Scores that are added: `Usage`, how well the pod's use fits the excess; `WorkloadEvictionFrequency`,
+    which spares workloads that this agent evicted lately."""
 
 
 class NumaSysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

@@ -75,6 +75,27 @@ class RootfsUse(msgspec.Struct, frozen=True, kw_only=True):
     inodes: int
 
 
+class EvictionBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of evictions of a workload from `time_s` (Unix time) on, for `duration_s`."""
+
+    time_s: int
+    duration_s: int
+    count: int
+
+
+class PodEvictionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Katalyst's EvictionRecord of one pod: recent evictions of its workload, and the state of its disruption budget."""
+
+    has_budget: bool = False
+    """Whether a PodDisruptionBudget selects the pod; without one the numbers of pods are 0."""
+    buckets: tuple[EvictionBucket, ...] = ()
+    """Oldest first; empty if the pod has no controller."""
+    disruptions_allowed: int = 0
+    current_healthy: int = 0
+    desired_healthy: int = 0
+    expected_pods: int = 0
+
+
 class EvictionInputs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All inputs of one cycle. A value that is not available has its default."""
 
@@ -104,6 +125,8 @@ class EvictionInputs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Use of writable layers by pod, `namespace/name`."""
     nics: Mapping[str, float] = {}
     """Bandwidth of each network card in Mbit/s; 0 while its link is down."""
+    records: Mapping[str, PodEvictionRecord] = {}
+    """Eviction records by pod uid; without a pod whose budgets are not available."""
     power: PowerAction | None = None
     """The response to a power alert that is in force; None without one."""
     stale_s: float = 30.0

@@ -6,6 +6,7 @@ then largest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -100,6 +101,14 @@ def make_threshold(  # noqa: PLR0913 - the fields of a threshold
 def mean(values: Sequence[float]) -> float:
     """Returns 0 for an empty sequence."""
     return sum(values) / len(values) if values else 0.0
+
+
+def rank_candidates(
+    pods: Iterable[Pod], order: Callable[[Pod], Any], grace_s: float | None
+) -> tuple[EvictionCandidate, ...]:
+    """Returns the pods as candidates, ascending by `order` and then by key."""
+    ranked = sorted(pods, key=lambda pod: (order(pod), pod.key))
+    return tuple(EvictionCandidate(pod=pod, grace_s=grace_s) for pod in ranked)
 
 
 def rank_by_memory(

@@ -7,6 +7,7 @@ pod. It must not do I/O.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -135,20 +136,19 @@ def _evaluate_plugins(
     findings: list[EvictionFinding] = []
     retained: dict[str, object] = {}
     for name in enabled:
-        field, evaluate = _STATEFUL_PLUGINS.get(name, ("", None))
-        plugin_findings: Iterable[EvictionFinding]
+        plugin = _PLUGINS[name]
+        arguments = [getattr(states, plugin.state)] if plugin.state else []
+        arguments += [getattr(config, plugin.config)] if plugin.config else []
         try:
-            if evaluate is None:
-                plugin_findings = _STATELESS_PLUGINS[name](inputs, config)
-            else:
-                plugin_findings, retained[field] = evaluate(inputs, states, config)
+            result = plugin.evaluate(inputs, *arguments)
+            if plugin.state:
+                result, retained[plugin.state] = result
+            findings += result
         except Exception as failure:  # noqa: BLE001 - the failure is reported, and the others go on
-            plugin_findings = [
-                not_met_finding(name, PLUGIN_FAILED, f"This plugin failed: {type(failure).__name__}: {failure}")
-            ]
-            if field:
-                retained[field] = getattr(_reset_plugins(states), field)
-        findings += plugin_findings
+            text = f"This plugin failed: {type(failure).__name__}: {failure}"
+            findings.append(not_met_finding(name, PLUGIN_FAILED, text))
+            if plugin.state:
+                retained[plugin.state] = getattr(_reset_plugins(states), plugin.state)
     return findings, PluginStates(**retained)  # type: ignore[arg-type]
 
 
@@ -176,46 +176,38 @@ def _reset_plugins(states: PluginStates) -> PluginStates:
     return PluginStates(power=states.power)
 
 
-_STATELESS_PLUGINS: Mapping[str, Callable[[EvictionInputs, EvictionConfig], Iterable[EvictionFinding]]] = {
-    reclaimed_resource_pressure.NAME: lambda s, c: reclaimed_resource_pressure.evaluate_reclaimed(s, c.reclaimed),
-    reclaimed_resource_pressure.NUMA_NAME: lambda s, c: reclaimed_resource_pressure.evaluate_reclaimed_numa(
-        s, c.reclaimed
+class _Plugin(NamedTuple):
+    """One plugin: its function, the setting that it takes, and its field of PluginStates; empty if it has neither."""
+
+    evaluate: Callable[..., Any]
+    """Takes the inputs, its state and its settings; returns its findings, and with a state also the new one."""
+    config: str
+    state: str = ""
+
+
+_PLUGINS: Mapping[str, _Plugin] = {
+    reclaimed_resource_pressure.NAME: _Plugin(reclaimed_resource_pressure.evaluate_reclaimed, "reclaimed"),
+    reclaimed_resource_pressure.NUMA_NAME: _Plugin(reclaimed_resource_pressure.evaluate_reclaimed_numa, "reclaimed"),
+    numa_memory_pressure.NAME: _Plugin(numa_memory_pressure.evaluate_numa_memory, "numa_memory", "numa_memory"),
+    system_memory_pressure.NAME: _Plugin(
+        system_memory_pressure.evaluate_system_memory, "system_memory", "system_memory"
     ),
-    rss_overuse.NAME: lambda s, c: rss_overuse.evaluate_rss_overuse(s, c.rss),
-    rootfs_pressure.PRESSURE_NAME: lambda s, c: rootfs_pressure.evaluate_rootfs_pressure(s, c.rootfs_pressure),
-    rootfs_pressure.OVERUSE_NAME: lambda s, c: rootfs_pressure.evaluate_rootfs_overuse(s, c.rootfs_overuse),
-    koordinator_evict.MEMORY_NAME: lambda s, c: koordinator_evict.evaluate_koordinator_memory(s, c.koordinator_memory),
-}
-_StatefulPlugin = Callable[[EvictionInputs, PluginStates, EvictionConfig], tuple[Iterable[EvictionFinding], object]]
-_STATEFUL_PLUGINS: Mapping[str, tuple[str, _StatefulPlugin]] = {
-    numa_memory_pressure.NAME: (
-        "numa_memory",
-        lambda s, m, c: numa_memory_pressure.evaluate_numa_memory(s, m.numa_memory, c.numa_memory),
+    rss_overuse.NAME: _Plugin(rss_overuse.evaluate_rss_overuse, "rss"),
+    rootfs_pressure.PRESSURE_NAME: _Plugin(rootfs_pressure.evaluate_rootfs_pressure, "rootfs_pressure"),
+    rootfs_pressure.OVERUSE_NAME: _Plugin(rootfs_pressure.evaluate_rootfs_overuse, "rootfs_overuse"),
+    network_eviction.NAME: _Plugin(network_eviction.evaluate_network, "network", "network"),
+    cpu_pressure_load.NAME: _Plugin(cpu_pressure_load.evaluate_cpu_load, "load", "load"),
+    cpu_pressure_suppression.NAME: _Plugin(
+        cpu_pressure_suppression.evaluate_cpu_suppression, "suppression", "suppression"
     ),
-    system_memory_pressure.NAME: (
-        "system_memory",
-        lambda s, m, c: system_memory_pressure.evaluate_system_memory(s, m.system_memory, c.system_memory),
+    numa_cpu_pressure.NAME: _Plugin(numa_cpu_pressure.evaluate_numa_cpu, "numa_cpu", "numa_cpu"),
+    numa_sys_cpu_pressure.NAME: _Plugin(numa_sys_cpu_pressure.evaluate_numa_sys_cpu, "numa_sys", "numa_sys"),
+    koordinator_evict.CPU_NAME: _Plugin(
+        koordinator_evict.evaluate_koordinator_cpu, "koordinator_cpu", "koordinator_cpu"
     ),
-    network_eviction.NAME: ("network", lambda s, m, c: network_eviction.evaluate_network(s, m.network, c.network)),
-    cpu_pressure_load.NAME: ("load", lambda s, m, c: cpu_pressure_load.evaluate_cpu_load(s, m.load, c.load)),
-    cpu_pressure_suppression.NAME: (
-        "suppression",
-        lambda s, m, c: cpu_pressure_suppression.evaluate_cpu_suppression(s, m.suppression, c.suppression),
-    ),
-    numa_cpu_pressure.NAME: (
-        "numa_cpu",
-        lambda s, m, c: numa_cpu_pressure.evaluate_numa_cpu(s, m.numa_cpu, c.numa_cpu),
-    ),
-    numa_sys_cpu_pressure.NAME: (
-        "numa_sys",
-        lambda s, m, c: numa_sys_cpu_pressure.evaluate_numa_sys_cpu(s, m.numa_sys, c.numa_sys),
-    ),
-    oomd_pressure.NAME: ("oomd", lambda s, m, c: oomd_pressure.evaluate_oomd(s, m.oomd, c.oomd)),
-    node_power_pressure.NAME: ("power", lambda s, m, _: node_power_pressure.evaluate_node_power(s, m.power)),
-    koordinator_evict.CPU_NAME: (
-        "koordinator_cpu",
-        lambda s, m, c: koordinator_evict.evaluate_koordinator_cpu(s, m.koordinator_cpu, c.koordinator_cpu),
-    ),
+    koordinator_evict.MEMORY_NAME: _Plugin(koordinator_evict.evaluate_koordinator_memory, "koordinator_memory"),
+    oomd_pressure.NAME: _Plugin(oomd_pressure.evaluate_oomd, "oomd", "oomd"),
+    node_power_pressure.NAME: _Plugin(node_power_pressure.evaluate_node_power, "", "power"),
 }
 
 

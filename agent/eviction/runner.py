@@ -5,7 +5,7 @@ Without a pod evictor every plugin runs dry: the victims are shown, and stay. It
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -13,10 +13,10 @@ from agent.advisor.advisor_state import ContainerDemand
 from agent.advisor.engine import PolicyState
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
-from agent.eviction.cancellation import PendingEviction, evictions_to_cancel, track_pending_evictions
 from agent.eviction.eviction_inputs import (
     NS_PER_S,
     EvictionInputs,
+    PodEvictionRecord,
     RootfsUse,
     fresh_headroom,
     overdue_pods,
@@ -24,6 +24,8 @@ from agent.eviction.eviction_inputs import (
 )
 from agent.eviction.finding import PLUGIN_FAILED, EvictionFinding
 from agent.eviction.manager import EvictionState, evaluate_evictions
+from agent.eviction.plugins.numa_cpu_pressure import NAME as NUMA_CPU
+from agent.eviction.victims import PendingEviction, evictions_to_cancel, track_pending_evictions
 from agent.qrm.cpuset.allowed_cpus import restrict_to_allowed
 from agent.qrm.cpuset.state import with_numa_bindings
 from api.cpu import Topology
@@ -76,6 +78,17 @@ class PodNotifier(Protocol):
         """Returns the notifications since the last call."""
 
 
+@runtime_checkable
+class PodDetails(Protocol):
+    """What the kubelet lists of a pod beyond api.pod."""
+
+    def manifest(self, uid: str) -> bytes:
+        """Returns the pod's JSON; empty if it is not available."""
+
+    def workload(self, uid: str) -> str:
+        """Returns the pod's controller, `namespace/Kind/name`; empty without one."""
+
+
 def evict_victims(evictions: EvictionResult, pods: Iterable[Pod], pod_evictor: PodEvictor) -> None:
     """Hands the victims to the evictor in their order; victims of a dry run and those that are only notified stay."""
     by_uid = {pod.uid: pod for pod in pods}
@@ -97,6 +110,8 @@ class EvictionRunner:
         self.pod_evictor = pod_evictor
         self.notifier: PodNotifier | None = None
         """Notifies pods of soft thresholds in addition to events; None without it."""
+        self.pod_details: PodDetails | None = None
+        """What the kubelet lists of pods; None without a kubelet."""
         self.apply_config(config)
         self._state = EvictionState()
         self._pending: dict[str, PendingEviction] = {}
@@ -107,6 +122,8 @@ class EvictionRunner:
         """Returns the findings of plugins at sockets."""
         self.rootfs: Callable[[], Mapping[str, RootfsUse]] = dict
         """Returns the use of writable layers by the pods' uids."""
+        self.records: Callable[[], Mapping[str, PodEvictionRecord]] = dict
+        """Returns the eviction records of pods by uid."""
 
     def apply_config(self, config: AgentConfig) -> None:
         """Uses this configuration from the next cycle on; the state of the plugins stays."""
@@ -116,6 +133,10 @@ class EvictionRunner:
     def is_enabled(self, *plugins: str) -> bool:
         """Returns whether one of these plugins is enabled. Any thread may call it."""
         return any(self._config.enabled(name) for name in plugins)
+
+    def needs_records(self) -> bool:
+        """Returns whether a built-in plugin uses eviction records. Any thread may call it."""
+        return self.is_enabled(NUMA_CPU) and "WorkloadEvictionFrequency" in self._config.numa_cpu.scorers
 
     def outcomes(self) -> tuple[EvictionEvent, ...]:
         """Returns the events of earlier victims. Call it in every cycle: it also kills pods whose grace is over."""
@@ -172,6 +193,7 @@ class EvictionRunner:
             loads=_recent_loads(policy_state.advisor.containers, now_ns, self._config.stale_s),
             rootfs={pod.key: layers[pod.uid] for pod in snapshot.pods if pod.uid in layers},
             nics=_nic_bandwidths(snapshot.node.interfaces),
+            records=self.records(),
             power=None if policy_state.node is None else policy_state.node.last_action,
             terminating=terminating,
             stuck=stuck,

@@ -4,7 +4,7 @@ It is pure. A window whose newest sample is too old is dropped and filled again 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -27,6 +27,15 @@ def append_sample(window: SampleWindow | None, value: float, size: int, at_ns: i
     """Returns the window with one more sample, at most `size` of them."""
     before = () if window is None else window.values
     return SampleWindow(at_ns, (*before, value)[-size:])
+
+
+def append_pod_samples(
+    windows: Mapping[str, SampleWindow], pods: Iterable[Pod], values: Mapping[str, float], size: int, at_ns: int
+) -> dict[str, SampleWindow]:
+    """Returns the windows of these pods with one more sample each; a pod without a value keeps its window."""
+    appended = {key: append_sample(windows.get(key), value, size, at_ns) for key, value in values.items()}
+    retained = {pod.key: windows[pod.key] for pod in pods if pod.key in windows}
+    return retained | appended
 
 
 def recent_windows(

@@ -1,4 +1,4 @@
-"""Selects the victims of a cycle from the plugins' candidates and orders them as Katalyst does.
+"""Selects the victims of a cycle in Katalyst's order, and cancels blocked evictions whose reason no longer holds.
 It is pure. Protected pods are never victims: system and critical pods, static and mirror pods, and pods with a
 skipped key. Dry-run victims neither use up the burst nor replace real victims.
 """
@@ -6,15 +6,22 @@ skipped key. Dry-run victims neither use up the burst nor replace real victims.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from agent.config.eviction import EvictionConfig
-from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs
+from agent.config.eviction import PLUGIN_NAMES, EvictionConfig
+from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, exclusion_ns
 from agent.eviction.finding import EvictionCandidate, EvictionFinding
-from api.eviction import EvictionThreshold, EvictionVictim, ThresholdMet, format_observation
+from api.eviction import (
+    EvictionBlock,
+    EvictionResult,
+    EvictionThreshold,
+    EvictionVictim,
+    ThresholdMet,
+    format_observation,
+)
 from api.knobs import Reason
 from api.pod import Pod
 from api.qos import QoSLevel
@@ -210,3 +217,58 @@ def _pod_cgroup(pod: Pod) -> str:
     parents = {path.rpartition("/")[0] for path in paths}
     common = parents.pop() if len(parents) == 1 and len(paths) > 1 else ""
     return common or (paths[0] if paths else "")
+
+
+class PendingEviction(msgspec.Struct, frozen=True, kw_only=True):
+    """An eviction that was handed to the pod evictor."""
+
+    plugin: str
+    until_ns: int
+    """The pod is excluded until then, or longer while it is blocked (CLOCK_MONOTONIC)."""
+
+
+def track_pending_evictions(
+    result: EvictionResult,
+    before: Mapping[str, PendingEviction],
+    blocked: Mapping[str, EvictionBlock],
+    pods: Sequence[Pod],
+    now_ns: int,
+) -> dict[str, PendingEviction]:
+    """Returns the pending evictions by pod: those of this cycle, and earlier ones that are blocked or not yet due."""
+    retained = {pod: eviction for pod, eviction in before.items() if pod in blocked or now_ns < eviction.until_ns}
+    for victim in result.victims:
+        if not victim.dry_run and not victim.notify:
+            until_ns = now_ns + exclusion_ns(victim, pods)
+            retained[victim.pod] = PendingEviction(plugin=victim.plugin, until_ns=until_ns)
+    return retained
+
+
+def evictions_to_cancel(
+    pending: Mapping[str, PendingEviction],
+    blocked: Iterable[str],
+    result: EvictionResult,
+    pods: Iterable[Pod],
+    config: EvictionConfig,
+    excluded: Collection[str],
+) -> Iterator[tuple[str, str]]:
+    """Yields the blocked pods that need not leave any more, each with the reason.
+
+    `excluded` are the pods whose memory and CPU the evaluation in `result` did not count.
+    """
+    met_plugins = {each.plugin for each in result.thresholds if each.met is not ThresholdMet.NOT_MET}
+    evaluating = {each.plugin for each in result.thresholds}
+    pods_by_key = {pod.key: pod for pod in pods}
+    for key in blocked:
+        eviction = pending.get(key)
+        if eviction is None:
+            yield key, "the reason of the eviction is no longer known"
+        elif key in pods_by_key and is_protected(pods_by_key[key], config):
+            yield key, "the pod is now protected"
+        elif config.dry(eviction.plugin):
+            yield key, f"{eviction.plugin} now runs dry"
+        elif not (
+            config.enabled(eviction.plugin) if eviction.plugin in PLUGIN_NAMES else eviction.plugin in evaluating
+        ):
+            yield key, f"{eviction.plugin} is disabled"
+        elif key not in excluded and eviction.plugin not in met_plugins:
+            yield key, f"{eviction.plugin} no longer meets its threshold, or has no inputs"

@@ -10,13 +10,14 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent.config.eviction import PLUGIN_NAMES, EvictionConfig
+from agent.eviction.eviction_inputs import PodEvictionRecord
 from agent.eviction.finding import (
     INPUT_MISSING,
     PLUGIN_FAILED,
@@ -26,8 +27,8 @@ from agent.eviction.finding import (
     not_met_finding,
 )
 from agent.eviction.victims import is_protected
-from agent.katalyst.messages import encode_pod
 from agent.katalyst.plugin_watcher import DiscoveredPlugin, PluginWatcher
+from agent.katalyst.pod_message import ManifestReader, PodEncoder, no_manifest
 from api.decision import Cycle
 from api.eviction import EvictionCondition, EvictionThreshold, ThresholdMet
 from api.interfaces import Unavailable
@@ -55,6 +56,15 @@ _MET = {wire.NOT_MET: ThresholdMet.NOT_MET, wire.SOFT_MET: ThresholdMet.SOFT, wi
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
+RecordLoader = Callable[[Sequence[Pod]], Awaitable[Mapping[str, PodEvictionRecord]]]
+"""Returns the eviction records of pods by uid, without pods whose disruption budgets are not available."""
+
+
+async def no_records(_pods: Sequence[Pod]) -> Mapping[str, PodEvictionRecord]:
+    """Return no record: the RecordLoader of nodes without an API server."""
+    return {}
+
+
 class PluginFindings(msgspec.Struct, frozen=True):
     """Findings of one plugin and the time of the request in ns (CLOCK_MONOTONIC)."""
 
@@ -67,8 +77,13 @@ class PluginFindings(msgspec.Struct, frozen=True):
 class EvictionPluginClients:
     """Clients of all plugins, with their latest findings."""
 
-    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._now_ns = now_ns
+    def __init__(
+        self,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        manifest: ManifestReader = no_manifest,
+        records: RecordLoader = no_records,
+    ) -> None:
+        self._now_ns, self._encoder, self._records = now_ns, PodEncoder(manifest), records
         self._latest: dict[str, PluginFindings] = {}
         self._names: tuple[str, ...] = ()
 
@@ -76,7 +91,8 @@ class EvictionPluginClients:
         """Poll each plugin once, concurrently."""
         self._names = tuple(plugin.name for plugin in plugins)
         self._latest = {name: latest for name, latest in self._latest.items() if name in self._names}
-        await asyncio.gather(*(self._poll(plugin, pods) for plugin in plugins))
+        active, by_uid = self._encoder.encode(pods) if plugins else [], {pod.uid: pod for pod in pods}
+        await asyncio.gather(*(self._poll(plugin, active, by_uid) for plugin in plugins))
 
     def findings(self) -> tuple[EvictionFinding, ...]:
         """Return the latest findings in the order of the names; for a plugin without an answer within MAX_AGE_S a finding that
@@ -94,18 +110,17 @@ class EvictionPluginClients:
         """Return the token of a plugin; empty without one."""
         return self._latest[name].token if name in self._latest else ""
 
-    async def _poll(self, plugin: DiscoveredPlugin, pods: Sequence[Pod]) -> None:
+    async def _poll(self, plugin: DiscoveredPlugin, active: Sequence[Any], by_uid: Mapping[str, Pod]) -> None:
         at_ns = self._now_ns()
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                self._latest[plugin.name] = await self._call(plugin, pods)
+                self._latest[plugin.name] = await self._call(plugin, active, by_uid)
         except TimeoutError:
             text = f"{plugin.socket} did not answer within {ANSWER_TIMEOUT_S:g} s; it evicts no pod."
             self._latest[plugin.name] = PluginFindings((not_met_finding(plugin.name, PLUGIN_FAILED, text),), at_ns)
 
-    async def _call(self, plugin: DiscoveredPlugin, pods: Sequence[Pod]) -> PluginFindings:
+    async def _call(self, plugin: DiscoveredPlugin, active: Sequence[Any], by_uid: Mapping[str, Pod]) -> PluginFindings:
         at_ns, client = self._now_ns(), GrpcClient(plugin.socket, _SERVICE, timeout_s=2 * ANSWER_TIMEOUT_S)
-        active, by_uid = [encode_pod(pod) for pod in pods], {pod.uid: pod for pod in pods}
         try:
             token = await _read_token(client)
             direct = await client.call("GetEvictPods", wire.GetEvictPodsRequest(active_pods=active))
@@ -117,6 +132,7 @@ class EvictionPluginClients:
                     active_pods=met.candidate_pods or active,
                     topN=1 if threshold.met is ThresholdMet.HARD else 0,
                     eviction_scope=met.eviction_scope,
+                    candidate_eviction_records=await self._candidate_records(met.candidate_pods, by_uid),
                 )
                 top = await client.call("GetTopEvictionPods", request)
         except Unavailable as error:
@@ -129,6 +145,25 @@ class EvictionPluginClients:
             *_decode_direct_findings(plugin.name, direct, by_uid),
         )
         return PluginFindings(findings, at_ns, token)
+
+    async def _candidate_records(self, candidates: Iterable[Any], by_uid: Mapping[str, Pod]) -> list[Any]:
+        """Return the records of a plugin's candidate pods. A plugin that names none receives none, as in Katalyst's
+        collectEvictionResult (pkg/agent/evictionmanager/manager.go)."""
+        pods = [by_uid[pod.metadata.uid] for pod in candidates if pod.metadata.uid in by_uid]
+        return [_encode_record(uid, record) for uid, record in (await self._records(pods)).items()] if pods else []
+
+
+def _encode_record(uid: str, record: PodEvictionRecord) -> Any:
+    buckets = [wire.Bucket(time=each.time_s, duration=each.duration_s, count=each.count) for each in record.buckets]
+    return wire.EvictionRecord(
+        uid=uid,
+        has_pdb=record.has_budget,
+        buckets=wire.Buckets(list=buckets),
+        disruptions_allowed=record.disruptions_allowed,
+        current_healthy=record.current_healthy,
+        desired_healthy=record.desired_healthy,
+        expected_pods=record.expected_pods,
+    )
 
 
 def decode_threshold(plugin: str, met: Any) -> EvictionThreshold:
@@ -232,12 +267,19 @@ class ExternalEvictionPlugins(HealthReporter):
 
     name, form = "eviction-plugins", "grpc"
 
-    def __init__(self, config: EvictionConfig, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        config: EvictionConfig,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        manifest: ManifestReader = no_manifest,
+        records: RecordLoader = no_records,
+    ) -> None:
+        """`manifest` and `records` return what plugins receive of pods beyond api.pod."""
         self._config = config
         self._watcher = PluginWatcher(
             {EVICTION_PLUGIN_KIND: EVICTION_PLUGIN_VERSIONS}, Path(config.plugin_sockets), now_ns
         )
-        self._clients = EvictionPluginClients(now_ns)
+        self._clients = EvictionPluginClients(now_ns, manifest, records)
         self._pods: tuple[Pod, ...] = ()
         self._rejected: dict[str, str] = {}
         """Rejected plugins with the reason."""

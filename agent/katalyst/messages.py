@@ -1,4 +1,4 @@
-"""Values that several Katalyst protocols share: feature gates, numbers by NUMA node, core/v1 pods. Pure.
+"""Values that several Katalyst protocols share: feature gates and numbers by NUMA node. Pure.
 `UnusableMessage` rejects the whole message of a peer; its text names the field.
 """
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from api.pod import NET_BANDWIDTH, RECLAIMED_CPU, RECLAIMED_MEMORY, Container, Pod
+from api.pod import Pod
 from api.proto import advisor_svc_pb2 as svc
-from api.proto import core_v1_pb2 as core
 
 SUPPORTS_GET_ADVICE = {"supports_get_advice": "true"}
 """Metadata (gRPC) of plugins that poll GetAdvice; the server ignores their AddContainer and RemovePod calls."""
 QUOTA_GATE = "feature_gate_quota_ctrl_knob"
 """Feature gate: reclaimed pods are also limited by a CPU quota."""
+CPU, MEMORY = "cpu", "memory"
 CGROUP_CONFIG, CPU_NUMA_HEADROOM = "cgroup_config", "cpu_numa_headroom"
 MAX_ENTRIES = 10_000
 """Maximum number of entries in a message; a kubelet runs at most a thousand pods."""
@@ -75,52 +75,3 @@ def pods_by_uid(pods: Iterable[Pod]) -> dict[str, Pod]:
 def extra_entry(cgroup: str, values: Mapping[str, str]) -> Any:
     """Return advice for a cgroup above pods, or for the node if `cgroup` is empty."""
     return svc.CalculationInfo(cgroup_path=cgroup, calculation_result=svc.CalculationResult(values=dict(values)))
-
-
-CPU, MEMORY = "cpu", "memory"
-
-
-def encode_pod(pod: Pod) -> Any:
-    """Encode a listed pod as core/v1 Pod in phase Running."""
-    message = core.Pod()
-    message.metadata.name, message.metadata.namespace, message.metadata.uid = pod.name, pod.namespace, pod.uid
-    message.metadata.labels.update(pod.labels)
-    message.metadata.annotations.update(pod.annotations)
-    message.spec.priority = pod.priority
-    message.status.phase = "Running"
-    for container in pod.containers:
-        wire = message.spec.containers.add(name=container.name)
-        for name, text in _encode_requests(container).items():
-            wire.resources.requests[name].string = text
-        for name, text in _encode_limits(container).items():
-            wire.resources.limits[name].string = text
-    return message
-
-
-def _encode_requests(container: Container) -> dict[str, str]:
-    amounts = {
-        CPU: _milli_cores_text(container.cpu_request_cores),
-        MEMORY: _integer_text(container.memory_request_bytes),
-        RECLAIMED_CPU: _integer_text(
-            None if container.reclaimed_cpu_cores is None else container.reclaimed_cpu_cores * 1000
-        ),
-        RECLAIMED_MEMORY: _integer_text(container.reclaimed_memory_bytes),
-        NET_BANDWIDTH: _integer_text(container.net_bandwidth_mbit),
-    }
-    return {name: text for name, text in amounts.items() if text is not None}
-
-
-def _encode_limits(container: Container) -> dict[str, str]:
-    amounts = {CPU: _milli_cores_text(container.cpu_limit_cores), MEMORY: _integer_text(container.memory_limit_bytes)}
-    return {name: text for name, text in amounts.items() if text is not None}
-
-
-def _milli_cores_text(cores: float | None) -> str | None:
-    if cores is None:
-        return None
-    milli = round(cores * 1000)
-    return str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"
-
-
-def _integer_text(amount: float | None) -> str | None:
-    return None if amount is None else str(round(amount))

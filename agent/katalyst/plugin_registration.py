@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,17 @@ async def serve_sockets(sockets: SocketServices) -> tuple[GrpcServer, ...]:
     return tuple(servers)
 
 
+async def _supervise(
+    ensure: Callable[[], Awaitable[object]], close: Callable[[], Awaitable[None]], every_s: float
+) -> None:
+    try:
+        while True:
+            await ensure()
+            await asyncio.sleep(every_s)
+    finally:
+        await close()
+
+
 class SupervisedServers:
     """Servers that are started and stopped together."""
 
@@ -68,12 +79,7 @@ class SupervisedServers:
 
     async def run(self, every_s: float = CHECK_INTERVAL_S) -> None:
         """Ensure the servers until cancelled, then stop them."""
-        try:
-            while True:
-                await self.ensure()
-                await asyncio.sleep(every_s)
-        finally:
-            await self.close()
+        await _supervise(self.ensure, self.close, every_s)
 
     async def close(self) -> None:
         """Stop the servers. Idempotent."""
@@ -163,12 +169,7 @@ class PluginEndpoint:
 
     async def run(self, every_s: float = CHECK_INTERVAL_S) -> None:
         """Ensure socket and registration until cancelled, then remove the socket."""
-        try:
-            while True:
-                await self.ensure()
-                await asyncio.sleep(every_s)
-        finally:
-            await self.close()
+        await _supervise(self.ensure, self.close, every_s)
 
     async def close(self) -> None:
         """Remove the socket."""

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent import components
-from agent.components import EvictorByQosLevel, open_eviction_components, open_pod_evictor
+from agent import eviction_components
 from agent.config.config import AgentConfig
 from agent.eviction.api_evictor import ApiEvictionMethod, ApiEvictor
 from agent.eviction.runner import EvictionRunner
 from agent.eviction.signals import SignalEvictor
+from agent.eviction_components import EvictorByQosLevel, open_eviction_components, open_pod_evictor
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.interfaces import Unavailable
 from api.qos import QoSLevel
@@ -114,8 +114,32 @@ async def test_what_works_beside_the_rounds(
             assert isinstance(killer.requests, ApiEvictor)
 
 
+class ListedPods:
+    """A pod source with one listed pod, `u1`, of a Deployment."""
+
+    def manifest(self, uid: str) -> bytes:
+        return b"{}" if uid == "u1" else b""
+
+    def workload(self, uid: str) -> str:
+        return "default/Deployment/web" if uid == "u1" else ""
+
+
+async def test_eviction_records_need_an_api_server_and_a_kubelet() -> None:
+    settings = config(pluginSockets="/nowhere", numaCpu={"scorers": ["WorkloadEvictionFrequency"]})
+    names = {}
+    for pods in (ListedPods(), None):
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "t"))
+            runner = EvictionRunner(settings, None)
+            runner.pod_details = pods
+            tasks = SupervisedTasks(stack)
+            opened = await open_eviction_components(runner, settings, client, "n1", tasks, kubelet=False)
+            names[pods is None] = [each.name for each in opened.sources]
+    assert names == {True: ["eviction-plugins"], False: ["eviction-records", "eviction-plugins"]}
+
+
 async def test_without_a_runtime_nobody_can_stop_containers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(components, "find_runtime_socket", lambda _path: None)
+    monkeypatch.setattr(eviction_components, "find_runtime_socket", lambda _path: None)
     settings_config = config(killer=STOP)
     async with AsyncExitStack() as stack:
         killer = open_pod_evictor(settings_config.eviction, HERE, node="", kubelet=True)

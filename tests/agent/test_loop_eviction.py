@@ -9,18 +9,18 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agent.components import open_evictor
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.config.eviction import EvictionConfig
 from agent.eviction.runner import EvictionRunner
 from agent.eviction.signals import SignalEvictor
+from agent.eviction_components import open_evictor
 from agent.loop import Loop
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import ActMode
 from api.eviction import EvictionEvent, EvictionEventReason
 from api.snapshot import Snapshot
-from tests.agent.eviction.test_runner import RSS, Remembering, over
+from tests.agent.eviction.test_runner import RSS, FakePodEvictor, over
 from tests.agent.test_loop import Scripted
 
 CONFIG = AgentConfig(advisor=AdvisorConfig(policy="none"), eviction=EvictionConfig(plugins=(RSS,), interval_s=0.001))
@@ -49,7 +49,7 @@ class Sensed(Scripted):
 
 
 def test_a_round_tells_thresholds_victims_and_what_became_of_them() -> None:
-    killer = Remembering()
+    killer = FakePodEvictor()
     loop = loop_with(EvictionRunner(CONFIG, killer), Sensed(too_large))
     first = loop.run_cycle("tick")
     assert first.evictions is not None
@@ -67,7 +67,7 @@ def test_a_bug_in_the_manager_evicts_nobody_is_a_source_and_loses_no_event(caplo
         def run_cycle(self, *_: object) -> Any:
             raise RuntimeError("boom")
 
-    killer = Remembering()
+    killer = FakePodEvictor()
     killer.new_events = [EvictionEvent(pod="default/x", reason=EvictionEventReason.FAILED, message="m", at_ns=1)]
     finished = loop_with(Broken(CONFIG, killer), Sensed(too_large)).run_cycle("tick")
     assert (finished.evictions, killer.evictions) == (None, [])
@@ -114,7 +114,7 @@ def test_who_may_do_what(
 
 
 def test_a_size_in_mib_is_said_as_such() -> None:
-    killer = Remembering()
+    killer = FakePodEvictor()
     finished = loop_with(EvictionRunner(CONFIG, killer), Sensed(too_large)).run_cycle("tick")
     assert finished.evictions is not None
     assert finished.evictions.victims[0].reason.text.startswith(

@@ -43,6 +43,7 @@ RARE = {
     AuditedRequest("", "events", "create"): "only when a pod is evicted",
     AuditedRequest("", "pods/eviction", "create"): "only when a pod has to leave, or 20 minutes after an agent is gone",
     AuditedRequest("", "pods", "get"): "only of a pod that has to leave",
+    AuditedRequest("policy", "poddisruptionbudgets", "list"): "only for candidates of an external eviction plugin",
     AuditedRequest(
         "", "nodes", "get"
     ): "only before a node is tainted, or objects of one are deleted that is no longer listed",

@@ -17,8 +17,9 @@ from agent.eviction.finding import (
     make_threshold,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
-from agent.eviction.sample_window import SampleWindow, append_sample, ratio_above, recent_windows
+from agent.eviction.sample_window import SampleWindow, append_pod_samples, append_sample, ratio_above, recent_windows
 from api.eviction import ThresholdMet
 from api.pod import Pod
 from api.qos import QoSLevel
@@ -96,15 +97,9 @@ def _add_samples(
             hard = total if growing else size * config.upper_bound_ratio
             level = HARD_LEVEL if total > hard else SOFT_LEVEL if total > soft else 0.0
             pools[name] = append_sample(state.pools.get(name), level, config.ring_size, inputs.now_ns)
-    rings = {}
-    for pods in members.values():
-        for pod in pods:
-            before = state.pods.get(pod.key)
-            if pod.key in loads:
-                rings[pod.key] = append_sample(before, loads[pod.key], config.ring_size, inputs.now_ns)
-            elif before is not None:
-                rings[pod.key] = before
-    return CpuLoadState(sampled_at_ns=inputs.now_ns, pools=pools, pods=rings)
+    sampled = [pod for pods in members.values() for pod in pods]
+    windows = append_pod_samples(state.pods, sampled, loads, config.ring_size, inputs.now_ns)
+    return CpuLoadState(sampled_at_ns=inputs.now_ns, pools=pools, pods=windows)
 
 
 def _pod_load(inputs: EvictionInputs, pod: Pod) -> float | None:
@@ -142,9 +137,8 @@ def _finding(
     )  # fmt: skip
     candidates: tuple[EvictionCandidate, ...] = ()
     if met is ThresholdMet.HARD:
-        loads_known = [pod for pod in pods if pod.key in state.pods]
-        ranked = sorted(loads_known, key=lambda pod: (-sum(state.pods[pod.key].values), pod.key))
-        candidates = tuple(EvictionCandidate(pod=pod, grace_s=config.grace_s) for pod in ranked)
+        sampled = [pod for pod in pods if pod.key in state.pods]
+        candidates = rank_candidates(sampled, lambda pod: -sum(state.pods[pod.key].values), config.grace_s)
     return EvictionFinding(
         threshold=threshold, candidates=candidates, kind="cpu", cool_down_s=config.cool_down_s, waits=True
     )

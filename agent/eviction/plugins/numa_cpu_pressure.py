@@ -11,7 +11,7 @@ from math import floor
 import msgspec
 
 from agent.config.eviction import NumaCpuConfig
-from agent.eviction.eviction_inputs import EvictionInputs
+from agent.eviction.eviction_inputs import NS_PER_S, EvictionInputs, PodEvictionRecord
 from agent.eviction.finding import (
     EvictionCandidate,
     EvictionFinding,
@@ -19,10 +19,12 @@ from agent.eviction.finding import (
     mean,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
 from agent.eviction.sample_window import (
     CpuSample,
     SampleWindow,
+    append_pod_samples,
     append_sample,
     is_sample_due,
     pod_cpu_use,
@@ -38,6 +40,12 @@ from api.qos import QoSLevel
 MAX_SCORE = 100.0
 EXCLUDED_SCORE = -1000.0
 USAGE_WEIGHT, USAGE_DISTANCE, MIN_USAGE_GAP_RATIO = 0.6, 0.3, 0.4
+TOP_PART = 0.9
+"""Part of the score that a workload keeps below the lowest limit of evictions per hour."""
+FREQUENCY_LIMITS = (0.15, 0.3, 0.5)
+"""Katalyst's limits of the part of a workload's pods that is evicted per hour."""
+FREQUENCY_WINDOWS_S = (1800, 3600, 7200)
+"""Windows of Katalyst's scorer (cpueviction/rules)."""
 
 
 def usage_score(use: float, gap: float) -> int:
@@ -51,6 +59,45 @@ def usage_score(use: float, gap: float) -> int:
     return (
         _round_half_away(USAGE_WEIGHT * MAX_SCORE * (1 - distance / USAGE_DISTANCE)) if distance < USAGE_DISTANCE else 0
     )
+
+
+def evicted_per_hour(record: PodEvictionRecord, now_s: float) -> dict[float, float]:
+    """Returns the part of the workload's pods that was evicted per hour, by window in hours; empty without buckets.
+
+    Of a bucket that began before the window the part in it counts, as in Katalyst. Without a disruption budget the number of
+    pods is not known, and the part is 0.
+    """
+    if not record.buckets:
+        return {}
+    ratios = {}
+    for window_s in FREQUENCY_WINDOWS_S:
+        start_s, count = now_s - window_s, 0
+        for bucket in record.buckets:
+            inside_s = min(bucket.time_s + bucket.duration_s - start_s, bucket.duration_s)
+            count += _round_half_away(bucket.count * max(inside_s, 0) / bucket.duration_s)
+        hours = window_s / 3600
+        ratios[hours] = count / record.expected_pods / hours if record.expected_pods else 0.0
+    return ratios
+
+
+def frequency_score(ratios: Mapping[float, float]) -> int:
+    """Returns 100 for a workload of which no pod was evicted lately, and -10000 times the part evicted per hour if it is at
+    least the highest limit; 0 without ratios. `ratios` is by window in hours; short windows weigh more."""
+    weights = sum(1 / window for window in ratios)
+    if not weights:
+        return 0
+    return _round_half_away(sum(_window_score(ratio) / window for window, ratio in ratios.items()) / weights)
+
+
+def _window_score(ratio: float) -> float:
+    low, middle, high = FREQUENCY_LIMITS
+    if ratio >= high:
+        return EXCLUDED_SCORE * 10 * ratio
+    if ratio >= middle:
+        return (1 - (ratio - middle) / (high - middle)) * (1 - TOP_PART) * MAX_SCORE
+    if ratio >= low:
+        return (TOP_PART / 2 + (1 - (ratio - low) / (middle - low)) * (1 - TOP_PART)) * MAX_SCORE
+    return (TOP_PART + (1 - ratio / low) * (1 - TOP_PART)) * MAX_SCORE
 
 
 def _round_half_away(value: float) -> int:
@@ -114,7 +161,7 @@ def _add_samples(
 ) -> NumaCpuState:
     after = read_cpu_counters(inputs)
     sizes = {node: sum(cpu.numa == node for cpu in inputs.snapshot.topology.cpus) for node in pods}
-    numa, rings = dict(state.numa), {}
+    numa, uses = dict(state.numa), dict[str, float]()
     for node, group in pods.items():
         parts = {
             pod.key: use.total / sizes[node]
@@ -123,13 +170,10 @@ def _add_samples(
         }
         if parts or (not group and state.sample is not None):
             numa[node] = append_sample(state.numa.get(node), sum(parts.values()), config.ring_size, after.at_ns)
-        for pod in group:
-            before = state.pods.get(pod.key)
-            if pod.key in parts:
-                rings[pod.key] = append_sample(before, parts[pod.key], config.ring_size, after.at_ns)
-            elif before is not None:
-                rings[pod.key] = before
-    return NumaCpuState(sample=after, numa=numa, pods=rings)
+        uses |= parts
+    bound = [pod for group in pods.values() for pod in group]
+    windows = append_pod_samples(state.pods, bound, uses, config.ring_size, after.at_ns)
+    return NumaCpuState(sample=after, numa=numa, pods=windows)
 
 
 def usage_threshold(machine: Machine, config: NumaCpuConfig) -> float:
@@ -149,7 +193,7 @@ def _finding(
     over = [node for node, part in parts.items() if part >= config.threshold_met_percentage]
     worst = max(parts, key=lambda node: (parts[node], mean(state.numa[node].values), -node))
     average = mean(state.numa[worst].values)
-    candidates = _rank_candidates(state, pods[worst], average - base, config) if over else ()
+    candidates = _rank_candidates(inputs, state, pods[worst], average - base, config) if over else ()
     met = ThresholdMet.HARD if over and candidates else ThresholdMet.NOT_MET
     text = (
         f"Shared pods of NUMA node {worst} use {average:.2f} of it; above {bound:.3f} in {parts[worst]:.0%} of the last "
@@ -166,14 +210,15 @@ def _finding(
 
 
 def _rank_candidates(
-    state: NumaCpuState, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
+    inputs: EvictionInputs, state: NumaCpuState, pods: Sequence[Pod], gap: float, config: NumaCpuConfig
 ) -> tuple[EvictionCandidate, ...]:
-    scored = []
-    for pod in pods:
-        ring = state.pods.get(pod.key)
-        if ring is None:
-            continue
-        scored.append((-usage_score(mean(ring.values), gap), pod.key, pod))
-    return tuple(
-        EvictionCandidate(pod=pod, grace_s=config.grace_s) for _, _, pod in sorted(scored, key=lambda each: each[:2])
-    )
+    """Returns the sampled pods in the order of their total score; a pod without a record has no frequency score."""
+
+    def score(pod: Pod) -> int:
+        total = usage_score(mean(state.pods[pod.key].values), gap) if "Usage" in config.scorers else 0
+        if "WorkloadEvictionFrequency" in config.scorers and pod.uid in inputs.records:
+            ratios = evicted_per_hour(inputs.records[pod.uid], inputs.snapshot.wall_time_ns / NS_PER_S)
+            total += frequency_score(ratios)
+        return total
+
+    return rank_candidates((pod for pod in pods if pod.key in state.pods), lambda pod: -score(pod), config.grace_s)

@@ -18,6 +18,7 @@ from agent.eviction.finding import (
     mean,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
 from agent.eviction.sample_window import (
     CpuSample,
@@ -130,13 +131,13 @@ def _finding(
     )  # fmt: skip
     candidates: tuple[EvictionCandidate, ...] = ()
     if reading.met is ThresholdMet.HARD:
-        heavy = []
-        for pod in pods:
-            total, kernel = state.pods.get(pod.key, (0.0, 0.0))
-            if total > 0 and kernel / total >= config.victim_system:
-                heavy.append((-kernel, pod.key, pod))
-        ranked = sorted(heavy, key=lambda each: each[:2])
-        candidates = tuple(EvictionCandidate(pod=pod, grace_s=config.grace_s) for _, _, pod in ranked)
+        kernel = {
+            key: kernel
+            for key, (total, kernel) in state.pods.items()
+            if total > 0 and kernel / total >= config.victim_system
+        }
+        heavy = [pod for pod in pods if pod.key in kernel]
+        candidates = rank_candidates(heavy, lambda pod: -kernel[pod.key], config.grace_s)
     # Samples from before an eviction do not apply to the node without the victim.
     cool_down_s = config.ring_size * config.sample_s
     return EvictionFinding(threshold=threshold, candidates=candidates, kind="cpu", waits=True, cool_down_s=cool_down_s)

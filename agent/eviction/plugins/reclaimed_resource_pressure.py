@@ -14,11 +14,11 @@ from agent.eviction.eviction_inputs import (
     requested_reclaimed_memory,
 )
 from agent.eviction.finding import (
-    EvictionCandidate,
     EvictionFinding,
     make_threshold,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
 from agent.eviction.victims import wants_soft_eviction_notice
 from api.eviction import ThresholdMet
@@ -85,14 +85,14 @@ def _evaluate_resource(
         ThresholdMet.HARD if used > hard * total else ThresholdMet.SOFT if used > soft * total else ThresholdMet.NOT_MET
     )
     factor = soft if met is ThresholdMet.SOFT else hard
-    ranked = sorted((pod for pod in pods if shares[pod.key] > 0), key=lambda pod: (-shares[pod.key], pod.key))
+    evictable = [pod for pod in pods if shares[pod.key] > 0]
     text = (
         f"Reclaimed pods requested {shown[0]}; the headroom is {shown[1]}, and {factor:g} times that is the threshold."
     )
     if met is not ThresholdMet.HARD:
-        ranked = [pod for pod in ranked if met is ThresholdMet.SOFT and wants_soft_eviction_notice(pod)]
+        evictable = [pod for pod in evictable if met is ThresholdMet.SOFT and wants_soft_eviction_notice(pod)]
     if met is ThresholdMet.SOFT:
-        text += f" {len(ranked)} of {len(pods)} pods request notices."
+        text += f" {len(evictable)} of {len(pods)} pods request notices."
     return EvictionFinding(
         threshold=make_threshold(
             plugin,
@@ -104,7 +104,7 @@ def _evaluate_resource(
             text=text,
             inputs={"requested": used, "promised": total, "factor": factor, "pods": len(pods)},
         ),
-        candidates=tuple(EvictionCandidate(pod=pod, grace_s=config.grace_s) for pod in ranked),
+        candidates=rank_candidates(evictable, lambda pod: -shares[pod.key], config.grace_s),
         kind="cpu" if cpu else "memory",
     )
 

@@ -15,6 +15,7 @@ from agent.eviction.finding import (
     make_threshold,
     missing_input_finding,
     not_met_finding,
+    rank_candidates,
 )
 from api.eviction import ThresholdMet
 from api.measurements import Filesystem
@@ -97,18 +98,14 @@ def _rank_users(
 ) -> tuple[EvictionCandidate, ...]:
     """Returns reclaimed pods above the minimum first, then the pods with the highest use, without pods below it."""
     least, first = kind.pod_least.of(kind.capacity), kind.first.of(kind.capacity)
-    ranked = []
+    order: dict[str, tuple[bool, int]] = {}
     for pod in inputs.running_pods:
-        use = inputs.rootfs.get(pod.key)
-        if use is None:
-            continue
-        amount = kind.use(use)
+        amount = kind.use(inputs.rootfs[pod.key]) if pod.key in inputs.rootfs else 0
         priority = first is not None and pod.qos is QoSLevel.RECLAIMED and amount > first
         if amount and (priority or least is None or amount >= least):
-            ranked.append((not priority, -amount, pod.key, pod))
-    return tuple(
-        EvictionCandidate(pod=each[3], grace_s=config.grace_s) for each in sorted(ranked, key=lambda each: each[:3])
-    )
+            order[pod.key] = not priority, -amount
+    users = (pod for pod in inputs.running_pods if pod.key in order)
+    return rank_candidates(users, lambda pod: order[pod.key], config.grace_s)
 
 
 def evaluate_rootfs_overuse(inputs: EvictionInputs, config: RootfsOveruseConfig) -> tuple[EvictionFinding, ...]:

@@ -49,6 +49,8 @@ class KubeletPodSource:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kubelet, self._runtime, self._node, self._config, self._clock = kubelet, runtime, node, config, clock
+        self.keep_manifests = False
+        """Whether `manifest` is needed; set it before the first poll."""
         self.kubelet = PodSourceHealth("kubelet", config.url.partition(":")[0], "list of pods", clock)
         self.runtime = PodSourceHealth(
             "container-runtime", str(runtime.socket) if runtime else "none", "list of containers", clock
@@ -74,6 +76,17 @@ class KubeletPodSource:
         """Return a pod of the kubelet's last list. Thread-safe."""
         item = self._listing.items.get(uid)
         return None if item is None else item.pod
+
+    def manifest(self, uid: str) -> bytes:
+        """Return the JSON of a pod in the kubelet's last list; empty without `keep_manifests`, or if it is not listed.
+        Thread-safe."""
+        item = self._listing.items.get(uid)
+        return b"" if item is None else item.manifest
+
+    def workload(self, uid: str) -> str:
+        """Return the controller of a pod in the kubelet's last list; empty without one. Thread-safe."""
+        pod = self.listed(uid)
+        return "" if pod is None else pod.workload
 
     def request_poll(self) -> None:
         """Poll both as soon as possible. Call it in the event loop's thread."""
@@ -173,7 +186,7 @@ class KubeletPodSource:
         previous, problem = self._joined.entries, body
         if isinstance(body, bytes):
             try:
-                listing = decode_pod_list(body, self._listing)
+                listing = decode_pod_list(body, self._listing, keep_manifests=self.keep_manifests)
                 joined = join_pods(listing, running, previous, self._node)
                 if not joined.unlisted_pods or any(item.pod.from_api for item in listing.items.values()):
                     return listing, joined

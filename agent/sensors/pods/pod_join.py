@@ -78,6 +78,14 @@ class InvalidPodList(ValueError):
     """An answer that is not a list of pods; the text says what is wrong, and where."""
 
 
+class KubeletOwner(msgspec.Struct, frozen=True):
+    """An owner reference."""
+
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
 class KubeletPodMetadata(msgspec.Struct, frozen=True):
     name: str
     uid: str
@@ -86,6 +94,7 @@ class KubeletPodMetadata(msgspec.Struct, frozen=True):
     annotations: dict[str, str] | None = None
     deleted_at: str | None = msgspec.field(name="deletionTimestamp", default=None)
     deletion_grace_s: int | None = msgspec.field(name="deletionGracePeriodSeconds", default=None)
+    owners: list[KubeletOwner] | None = msgspec.field(name="ownerReferences", default=None)
 
 
 class KubeletResources(msgspec.Struct, frozen=True):
@@ -155,6 +164,19 @@ class KubeletPod(msgspec.Struct, frozen=True):
         return annotations.get(SOURCE_ANNOTATION, SOURCE_API) == SOURCE_API and MIRROR_ANNOTATION not in annotations
 
     @property
+    def workload(self) -> str:
+        """The controller as `namespace/Kind/name`; empty without one. That of a Deployment's ReplicaSet is the Deployment,
+        whose name the ReplicaSet's extends by the pod template's hash."""
+        controller = next((owner for owner in self.metadata.owners or () if owner.controller), None)
+        if controller is None:
+            return ""
+        template_hash = (self.metadata.labels or {}).get("pod-template-hash", "")
+        kind, name = controller.kind, controller.name
+        if kind == "ReplicaSet" and template_hash and name.endswith(f"-{template_hash}"):
+            kind, name = "Deployment", name.removesuffix(f"-{template_hash}")
+        return f"{self.metadata.namespace}/{kind}/{name}"
+
+    @property
     def ended(self) -> bool:
         """Whether all its containers have ended for good."""
         return self.status.phase in TERMINAL_PHASES
@@ -176,6 +198,8 @@ class KubeletPodItem(msgspec.Struct, frozen=True):
 
     digest: bytes
     pod: KubeletPod
+    manifest: bytes = b""
+    """The text itself, if it is kept."""
 
 
 class KubeletPodList(msgspec.Struct, frozen=True):
@@ -188,7 +212,7 @@ class KubeletPodList(msgspec.Struct, frozen=True):
 _POD = msgspec.json.Decoder(KubeletPod)
 
 
-def decode_pod_list(body: bytes, before: KubeletPodList) -> KubeletPodList:
+def decode_pod_list(body: bytes, before: KubeletPodList, *, keep_manifests: bool = False) -> KubeletPodList:
     """Decode the kubelet's answer; a pod whose text was in the previous list is not decoded again.
 
     Raises InvalidPodList for an answer that is no list. A pod that cannot be read is left out and reported.
@@ -208,7 +232,7 @@ def decode_pod_list(body: bytes, before: KubeletPodList) -> KubeletPodList:
         item = known_items.get(digest)
         if item is None:
             try:
-                item = KubeletPodItem(digest, _decode_pod(raw))
+                item = KubeletPodItem(digest, _decode_pod(raw), bytes(raw) if keep_manifests else b"")
             except ValueError as error:
                 problems.append(f"items[{index}]{error}")
                 continue

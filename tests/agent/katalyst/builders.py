@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from api.cpu import Cpu, Topology
-from api.pod import Container, Pod
+from api.pod import Pod
 from api.proto import cpu_advisor_pb2 as cpu
 from api.proto import resource_plugin_pb2 as plugin
 from api.qos import Enhancements, QoSLevel
+from tests.builders import pods
 
 
 def node(numas: int = 2, each: int = 24) -> Topology:
@@ -24,26 +25,19 @@ def node(numas: int = 2, each: int = 24) -> Topology:
 
 
 def pod(
-    name: str, qos: QoSLevel = QoSLevel.SHARED, cores: float = 2.0, bound: tuple[int, ...] = (), **wants: Any
+    name: str, qos: QoSLevel = QoSLevel.SHARED, cores: float = 2.0, bound: tuple[int, ...] = (), **enhancements: Any
 ) -> Pod:
-    """One container named `main`; `wants` are enhancements."""
-    reclaimed = qos is QoSLevel.RECLAIMED
-    container = Container(
-        name="main",
-        cgroup=f"/kubepods/{name}",
-        cpu_request_cores=None if reclaimed else cores,
-        reclaimed_cpu_cores=cores if reclaimed else None,
-        memory_request_bytes=None if reclaimed else 1 << 30,
-        reclaimed_memory_bytes=1 << 30 if reclaimed else None,
-    )
-    enhancements = Enhancements(numa_binding=bool(bound), **wants)
-    return Pod(
-        uid=f"u-{name}",
+    """Return a pod with one container named `main`; `enhancements` are fields of Enhancements."""
+    return pods.pod(
+        name,
+        qos,
         namespace="ns",
-        name=name,
-        qos=qos,
-        containers=(container,),
-        enhancements=enhancements,
+        uid=f"u-{name}",
+        cgroup=f"/kubepods/{name}",
+        container="main",
+        cpu_request=cores,
+        memory_request=1 << 30,
+        enhancements=Enhancements(numa_binding=bool(bound), **enhancements),
         bound_numa=bound,
     )
 

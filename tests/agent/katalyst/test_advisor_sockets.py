@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from api.snapshot import CgroupSample, ComponentHealth
 from common.grpc_unix import CallRefused, GrpcClient, GrpcServer, GrpcService, serve_on_socket
 from tests.agent.advisor.builders import snapshot
 from tests.agent.katalyst.builders import blocks, node, pod, put, request
+from tests.builders.waiting import until_async
 
 CPU = cpu.DESCRIPTOR.services_by_name["CPUAdvisor"]
 MEMORY = svc.DESCRIPTOR.services_by_name["AdvisorService"]
@@ -166,20 +168,22 @@ def allocated_state() -> CpusetState:
     return allocate_cpusets((), PODS, node(), CpusetState(policy_name="dynamic"), CpuPlacementConfig(ramp_up_s=0), 5)[1]
 
 
-async def until(what: Any, seconds: float = 20.0) -> None:
-    for _step in range(round(seconds / 0.02)):
-        if what():
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("it did not come about")
+@asynccontextmanager
+async def polling(*clients: AdvisorClient[Any]) -> AsyncIterator[None]:
+    """Poll the advisors while the block runs."""
+    runs = [asyncio.create_task(client.run(0.02)) for client in clients]
+    yield
+    for run in runs:
+        run.cancel()
+    await asyncio.gather(*runs, return_exceptions=True)
 
 
 async def test_the_client_decodes_the_answers_of_the_server(tmp_path: Path) -> None:
     """Sizes and headroom of the cycle survive encoding and decoding."""
     servers = await serve_sockets(advisor_server(tmp_path).sockets())
     cpus, memory = clients(tmp_path, allocated_state(), [0])
-    runs = [asyncio.create_task(cpus.run(0.02)), asyncio.create_task(memory.run(0.02))]
-    await until(lambda: cpus.advice() and memory.advice())
+    async with polling(cpus, memory):
+        await until_async(lambda: cpus.advice() and memory.advice())
     answer, advice = cpus.advice(), CYCLE.advice
     assert answer is not None
     assert advice is not None
@@ -191,9 +195,6 @@ async def test_the_client_decodes_the_answers_of_the_server(tmp_path: Path) -> N
     if headroom.cores_by_numa:
         assert answer.headroom is not None
         assert answer.headroom.cores_by_numa == pytest.approx(headroom.cores_by_numa)
-    for run in runs:
-        run.cancel()
-    await asyncio.gather(*runs, return_exceptions=True)
     await stop(*servers)
 
 
@@ -241,19 +242,17 @@ async def test_the_stream_of_an_older_advisor_is_used(tmp_path: Path) -> None:
         lambda answer: cpu_advice_codec.decode_cpu_advice(answer, tuple(pods), NODE, None),
         lambda: 0,
     )
-    run = asyncio.create_task(client_.run(0.02))
-    await until(lambda: client_.advice() is not None)
-    assert older.added == ["u-batch/main", "u-web/main"]
-    pods.remove(BATCH)
 
     def share() -> int:
         advice = client_.advice()
         return next(size.cpus for size in advice.cpu.sizes if size.pool == "share") if advice else 0
 
-    await until(lambda: share() == 7)
-    await until(lambda: older.removed == ["u-batch"])
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
+    async with polling(client_):
+        await until_async(lambda: client_.advice() is not None)
+        assert older.added == ["u-batch/main", "u-web/main"]
+        pods.remove(BATCH)
+        await until_async(lambda: share() == 7)
+        await until_async(lambda: older.removed == ["u-batch"])
     await stop(server)
 
 
@@ -312,22 +311,20 @@ async def test_an_invalid_answer_is_reported_and_the_previous_advice_stays_valid
     server = await serve_on_socket(tmp_path / "cpu_advisor.sock", (GrpcService(CPU, {"GetAdvice": get}),))
     now = [0]
     client_, _memory = clients(tmp_path, allocated_state(), now)
-    run = asyncio.create_task(client_.run(0.02))
-    await until(lambda: client_.advice() is not None)
-    answer.entries["reclaim"].entries[""].calculation_results_by_numas[-1].blocks.add(result=500, block_id="x")
-    await until(lambda: client_.problem is not None)
-    assert client_.problem is not None
-    assert "entries: blocks take 500 CPUs, the node has 48" in client_.problem.reason
-    assert client_.advice() is not None
-    now[0] = 301 * S
-    assert client_.advice() is None
-    await stop(server)
-    await until(lambda: client_.problem is not None and "no server answers" in client_.problem.reason)
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
+    async with polling(client_):
+        await until_async(lambda: client_.advice() is not None)
+        answer.entries["reclaim"].entries[""].calculation_results_by_numas[-1].blocks.add(result=500, block_id="x")
+        await until_async(lambda: client_.problem is not None)
+        assert client_.problem is not None
+        assert "entries: blocks take 500 CPUs, the node has 48" in client_.problem.reason
+        assert client_.advice() is not None
+        now[0] = 301 * S
+        assert client_.advice() is None
+        await stop(server)
+        await until_async(lambda: client_.problem is not None and "no server answers" in client_.problem.reason)
 
 
-def test_trust_is_lost_in_five_minutes_and_won_in_two_answers() -> None:
+def test_trust_ends_after_five_minutes_and_returns_with_two_answers() -> None:
     health = AdvisorHealth(since_ns=0)
     assert not health.trusted(1)
     health = health.after_answer(10 * S)

@@ -1,7 +1,8 @@
-"""Sizes into blocks and back: what a stock plugin checks holds for every answer, and an answer that we take says the same."""
+"""Pool sizes encoded as blocks and decoded; every answer passes the checks of a stock plugin."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -114,7 +115,7 @@ def test_overlap_is_a_block_of_both() -> None:
     assert not mine[1].overlap_targets
 
 
-def test_a_reserve_without_cpus_has_its_one_block_all_the_same() -> None:
+def test_a_reserve_without_cpus_has_one_block() -> None:
     """As Katalyst's own plugin checks: without it the whole answer is refused."""
     message = request()
     put_pool(message, "reserve", {})
@@ -124,7 +125,7 @@ def test_a_reserve_without_cpus_has_its_one_block_all_the_same() -> None:
     assert blocks(got, "reserve") == {-1: [0]}
 
 
-def test_what_a_plugin_keeps_is_repeated_to_it() -> None:
+def test_reserved_cpus_of_the_plugin_are_repeated() -> None:
     """A dedicated pod with a sidecar on all of node 0 but one reserved CPU; reclaimed pods may share 5 of its 23."""
     db = pod("db", QoSLevel.DEDICATED, 23, bound=(0,), numa_exclusive=True)
     message = request()
@@ -153,7 +154,7 @@ def test_what_a_plugin_keeps_is_repeated_to_it() -> None:
     assert "dedicated-ns/db" not in got.entries
 
 
-def test_unbound_pools_are_laid_over_nodes_that_are_all_bound_to() -> None:
+def test_unbound_pools_overlap_nodes_that_are_all_bound() -> None:
     """The plugin would find no CPU for them elsewhere: 12 of share go to node 1, which has 14 left, and 3 to node 0."""
     sizes = (
         PoolSize(pool="share", cpus=15),
@@ -197,7 +198,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused(name: str) -> None:
+def test_an_inconsistent_request_is_refused(name: str) -> None:
     sizes, desired, text = REFUSED[name]
     message = request()
     for gate, (kind, must) in desired.items():
@@ -207,7 +208,7 @@ def test_what_cannot_be_is_refused(name: str) -> None:
         encode_cpu_advice(message, CpuAdviceInputs(sizes=sizes, pods=(), cpus_by_numa=NODE))
 
 
-def test_a_cpu_list_that_is_none_names_its_field() -> None:
+def test_an_invalid_cpu_list_names_its_field() -> None:
     message = request()
     put_pool(message, "reserve", {0: "0-"})
     with pytest.raises(UnusableMessage, match=r"entries\[reserve\]\.topology_aware_assignments: .*'0-'"):
@@ -219,7 +220,7 @@ POOLS = st.fixed_dictionaries({"share": numbers, "batch": numbers, "isolation-ns
 
 
 @given(POOLS, st.integers(0, 20), st.integers(1, 8), st.integers(0, 8), st.integers(0, 30))
-def test_what_is_said_is_what_is_understood(
+def test_advice_survives_encoding_and_decoding(
     pools: dict[str, int], own: int, bound: int, shared: int, own1: int
 ) -> None:
     """Sizes that fit come back the same, whatever they are, overlap and quota included."""
@@ -252,7 +253,7 @@ def test_what_is_said_is_what_is_understood(
 
 
 @given(st.binary(max_size=400))
-def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
     try:
         got = cpu.GetAdviceResponse.FromString(data)
     except Exception:  # noqa: BLE001 - protobuf's own, whose class its versions disagree on
@@ -263,7 +264,7 @@ def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
         assert len(str(error)) < 400  # noqa: PT017 - either outcome is right
 
 
-def test_a_stock_answer_is_carried_out() -> None:
+def test_a_stock_answer_is_decoded() -> None:
     """An isolated pod in a pool of katalyst's naming, a quota, headroom: our QRM places it."""
     web, apart, batch = pod("web"), pod("apart", cores=4), pod("batch", QoSLevel.RECLAIMED)
     answer = cpu.ListAndWatchResponse()
@@ -294,71 +295,39 @@ def test_a_stock_answer_is_carried_out() -> None:
     }  # fmt: skip
 
 
-HOSTILE = {
+def share_block(numa: int = -1, **fields: Any) -> Callable[[Any], Any]:
+    """Return a change that adds a block to pool share."""
+    return lambda answer: answer.entries["share"].entries[""].calculation_results_by_numas[numa].blocks.add(**fields)
+
+
+def extra_value(key: str, text: str) -> Callable[[Any], Any]:
+    """Return a change that adds a value for the node."""
+    return lambda answer: answer.extra_entries.add().calculation_result.values.update({key: text})
+
+
+INVALID = {
     "no reclaim": (lambda answer: answer.entries.pop("reclaim"), r"entries\[reclaim\] is missing"),
-    "two sizes": (
-        lambda answer: (
-            answer.entries["share"].entries[""].calculation_results_by_numas[-1].blocks.add(result=3, block_id="r")
-        ),
-        r"block r has 3 CPUs here and 30 elsewhere",
-    ),
-    "two nodes": (
-        lambda answer: (
-            answer.entries["share"].entries[""].calculation_results_by_numas[1].blocks.add(result=30, block_id="r")
-        ),
-        r"block r is also on NUMA node -1",
-    ),
-    "no id": (
-        lambda answer: answer.entries["share"].entries[""].calculation_results_by_numas[-1].blocks.add(result=3),
-        r"a block has no block_id",
-    ),
-    "a huge block": (
-        lambda answer: (
-            answer.entries["share"]
-            .entries[""]
-            .calculation_results_by_numas[-1]
-            .blocks.add(result=1 << 60, block_id="h")
-        ),
-        r"are impossible",
-    ),
-    "no such node": (
-        lambda answer: (
-            answer.entries["share"].entries[""].calculation_results_by_numas[9].blocks.add(result=1, block_id="n")
-        ),
-        r"NUMA node 9, the node has \[0, 1\]",
-    ),
-    "too much": (
-        lambda answer: (
-            answer.entries["share"].entries[""].calculation_results_by_numas[0].blocks.add(result=25, block_id="t")
-        ),
-        r"25 CPUs of NUMA node 0, which has 24",
-    ),
+    "two sizes": (share_block(result=3, block_id="r"), r"block r has 3 CPUs here and 30 elsewhere"),
+    "two nodes": (share_block(1, result=30, block_id="r"), r"block r is also on NUMA node -1"),
+    "no id": (share_block(result=3), r"a block has no block_id"),
+    "a huge block": (share_block(result=1 << 60, block_id="h"), r"are impossible"),
+    "no such node": (share_block(9, result=1, block_id="n"), r"NUMA node 9, the node has \[0, 1\]"),
+    "too many CPUs": (share_block(0, result=25, block_id="t"), r"25 CPUs of NUMA node 0, which has 24"),
     "a foreign name": (
         lambda answer: setattr(answer.entries["share"].entries[""], "owner_pool_name", "x"),
         r"owner_pool_name is 'x'",
     ),
-    "a quota of words": (
-        lambda answer: answer.extra_entries.add().calculation_result.values.update({"cgroup_config": "{}}"}),
-        r"extra_entries\[0\] cgroup_config: '\{\}\}'",
-    ),
-    "a quota without period": (
-        lambda answer: answer.extra_entries.add().calculation_result.values.update(
-            {"cgroup_config": '{"cpu_quota":5}'}
-        ),
-        r"cpu_period is 0",
-    ),
-    "headroom below nothing": (
-        lambda answer: answer.extra_entries.add().calculation_result.values.update({"cpu_numa_headroom": '{"0":-1}'}),
+    "a quota of words": (extra_value("cgroup_config", "{}}"), r"extra_entries\[0\] cgroup_config: '\{\}\}'"),
+    "a quota without period": (extra_value("cgroup_config", '{"cpu_quota":5}'), r"cpu_period is 0"),
+    "negative headroom": (
+        extra_value("cpu_numa_headroom", '{"0":-1}'),
         r"cpu_numa_headroom: -1\.0 of NUMA node 0 is out of range",
     ),
-    "headroom of words": (
-        lambda answer: answer.extra_entries.add().calculation_result.values.update({"cpu_numa_headroom": '{"a":1}'}),
-        r"is no map of NUMA nodes to numbers",
-    ),
+    "headroom of words": (extra_value("cpu_numa_headroom", '{"a":1}'), r"is no map of NUMA nodes to numbers"),
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", INVALID)
 def test_an_invalid_answer_is_rejected(name: str) -> None:
     answer = cpu.GetAdviceResponse()
     for pool, cpus in (("share", 6), ("reclaim", 30)):
@@ -366,8 +335,8 @@ def test_an_invalid_answer_is_rejected(name: str) -> None:
         info.owner_pool_name = pool
         info.calculation_results_by_numas[-1].blocks.add(result=cpus, block_id=pool[0])
     decode_cpu_advice(answer, (), NODE, None)
-    HOSTILE[name][0](answer)
-    with pytest.raises(UnusableMessage, match=HOSTILE[name][1]):
+    INVALID[name][0](answer)
+    with pytest.raises(UnusableMessage, match=INVALID[name][1]):
         decode_cpu_advice(answer, (), NODE, None)
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from agent.eviction.eviction_inputs import EvictionBucket, PodEvictionRecord
 from agent.katalyst import external_evictions
 from agent.katalyst.external_evictions import EvictionPluginClients, decode_threshold
-from agent.katalyst.messages import encode_pod
 from agent.katalyst.plugin_watcher import DiscoveredPlugin
+from agent.katalyst.pod_message import PodEncoder, encode_pod
 from api.eviction import ThresholdMet
 from api.pod import Container, Pod
 from api.proto import core_v1_pb2 as core
 from api.proto import eviction_plugin_pb2 as wire
 from api.qos import QoSLevel
 from common.grpc_unix import GrpcHandler, GrpcServer, GrpcService, HandlerRefusal, serve_on_socket
+from tests.builders.waiting import until_async
 
 SERVICE = wire.DESCRIPTOR.services_by_name["EvictionPlugin"]
 S = 1_000_000_000
@@ -150,27 +153,40 @@ async def test_pods_named_without_a_threshold(tmp_path: Path) -> None:
     await server.stop()
 
 
-async def test_a_plugin_that_hangs_refuses_or_is_gone_delays_no_other(
+async def test_a_plugin_that_hangs_refuses_fails_or_is_gone_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A plugin that does not answer all calls has no findings, even if it named pods."""
     monkeypatch.setattr(external_evictions, "ANSWER_TIMEOUT_S", 1.0)
-    now = [0]
-    remotes = EvictionPluginClients(lambda: now[0])
-    hangs, first = await plugin(tmp_path / "hangs.sock", [], ThresholdMet="hang")
-    refuses, second = await plugin(tmp_path / "refuses.sock", [], GetEvictPods=HandlerRefusal("no pods today"))
-    works, third = await plugin(tmp_path / "works.sock", [])
+    now, named = [0], wire.GetEvictPodsResponse()
+    named.evict_pods.add(pod=encode_pod(PODS[0]), reason="too old", force_evict=True)
+    clients = EvictionPluginClients(lambda: now[0])
+    opened = [
+        await plugin(tmp_path / "hangs.sock", [], GetEvictPods=named, ThresholdMet="hang"),
+        await plugin(tmp_path / "refuses.sock", [], GetEvictPods=HandlerRefusal("no pods today")),
+        await plugin(tmp_path / "fails.sock", [], GetEvictPods=named, ThresholdMet=RuntimeError("a bug")),
+        await plugin(tmp_path / "works.sock", []),
+    ]
     missing = DiscoveredPlugin(kind="EvictionPlugin", name="gone", socket=tmp_path / "gone.sock", inode=1)
-    async with asyncio.timeout(20):
-        await remotes.run_cycle((first, second, third, missing), PODS)
-    rules = {item.threshold.plugin: item.threshold.reason for item in remotes.findings()}
-    assert {name: reason.rule for name, reason in rules.items()} == {
-        "hangs": "plugin_failed", "refuses": "plugin_failed", "works": "threshold_not_met", "gone": "plugin_failed"
+
+    def rules() -> dict[str, str]:
+        return {item.threshold.plugin: item.threshold.reason.rule for item in clients.findings()}
+
+    async with asyncio.TaskGroup() as group:
+        polling = group.create_task(clients.run_cycle((*(discovered for _, discovered in opened), missing), PODS))
+        await until_async(lambda: rules().get("works") == "threshold_not_met")
+        assert not polling.done(), "the findings of the others are available while one hangs"
+    assert rules() == {
+        "hangs": "plugin_failed", "refuses": "plugin_failed", "fails": "plugin_failed", "works": "threshold_not_met",
+        "gone": "plugin_failed",
     }  # fmt: skip
-    assert "did not answer within 1 s; it evicts no pod" in rules["hangs"].text
-    assert "no pods today" in rules["refuses"].text
+    assert not any(item.candidates for item in clients.findings())
+    texts = {item.threshold.plugin: item.threshold.reason.text for item in clients.findings()}
+    assert "did not answer within 1 s; it evicts no pod" in texts["hangs"]
+    assert "no pods today" in texts["refuses"]
     now[0] = 16 * S
-    assert {item.threshold.reason.rule for item in remotes.findings()} == {"input_missing"}
-    for server in (hangs, refuses, works):
+    assert set(rules().values()) == {"input_missing"}
+    for server, _ in opened:
         await server.stop()
 
 
@@ -182,7 +198,7 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("answers", NONSENSE, ids=("nan", "inf", "a grace of ages", "a kind of its own"))
+@pytest.mark.parametrize("answers", NONSENSE, ids=("nan", "inf", "grace period", "met_type"))
 def test_an_invalid_threshold_is_not_met(answers: wire.ThresholdMetResponse) -> None:
     threshold = decode_threshold("p", answers)
     assert (threshold.met, threshold.reason.rule) == (ThresholdMet.NOT_MET, "plugin_failed")
@@ -198,8 +214,111 @@ def test_conditions_of_a_cnr_name_their_qos_level() -> None:
     assert external_evictions.decode_condition(answers) is None
 
 
-def test_the_pod_message_for_plugins() -> None:
-    message = core.Pod.FromString(encode_pod(PODS[0]).SerializeToString())
+MANIFEST = {
+    "metadata": {
+        "name": "one", "namespace": "ns", "uid": "u-one", "creationTimestamp": "2026-11-23T10:00:00Z",
+        "labels": {"app": "one"}, "annotations": {"a": "b"},
+        "ownerReferences": [
+            {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "one-7d9f", "uid": "o1", "controller": True}
+        ],
+    },
+    "spec": {
+        "nodeName": "n1", "hostNetwork": True, "priority": -3, "terminationGracePeriodSeconds": 45, "serviceAccountName": "sa",
+        "containers": [
+            {"name": "main", "image": "i:1", "resources": {"requests": {"cpu": "1500m"}, "limits": {"memory": "1Gi"}}}
+        ],
+        "initContainers": [{"name": "proxy", "restartPolicy": "Always"}],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    },
+    "status": {
+        "phase": "Pending", "qosClass": "Burstable", "podIP": "10.0.0.7", "startTime": "2026-11-23T10:00:01Z",
+        "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady",
+                        "lastTransitionTime": "2026-11-23T10:00:02Z"}],
+        "containerStatuses": [{"name": "main", "ready": False, "restartCount": 3, "containerID": "containerd://abc",
+                               "state": {"running": {"startedAt": "2026-11-23T10:00:03Z"}},
+                               "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}],
+        "initContainerStatuses": [{"name": "proxy", "ready": True, "state": {"running": {}}}],
+    },
+}  # fmt: skip
+TEN_O_CLOCK_S = 1_795_428_000
+"""2026-11-23T10:00:00Z."""
+
+
+@pytest.fixture(scope="module")
+def requested_pods(tmp_path_factory: pytest.TempPathFactory) -> dict[str, core.Pod]:
+    """The first pod of each request that a plugin receives from a node with a kubelet, by method."""
+
+    async def poll() -> list[Any]:
+        requests: list[Any] = []
+        path, text = tmp_path_factory.mktemp("sockets") / "p.sock", msgspec.json.encode(MANIFEST)
+        server, discovered = await plugin(
+            path, requests, ThresholdMet=hard(), GetTopEvictionPods=wire.GetTopEvictionPodsResponse()
+        )
+        clients = EvictionPluginClients(lambda: 0, lambda uid: text if uid == "u-one" else b"")
+        await clients.run_cycle((discovered,), PODS)
+        await server.stop()
+        return requests
+
+    return {
+        type(request).__name__: request.active_pods[0]
+        for request in asyncio.run(poll())
+        if hasattr(request, "active_pods")
+    }
+
+
+@pytest.mark.parametrize("request_name", ["GetEvictPodsRequest", "GetThresholdMetRequest", "GetTopEvictionPodsRequest"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("metadata.uid", "u-one"),
+        ("metadata.labels[app]", "one"),
+        ("metadata.annotations[a]", "b"),
+        ("metadata.creationTimestamp.seconds", TEN_O_CLOCK_S),
+        ("metadata.ownerReferences.0.kind", "ReplicaSet"),
+        ("metadata.ownerReferences.0.name", "one-7d9f"),
+        ("metadata.ownerReferences.0.controller", True),
+        ("spec.nodeName", "n1"),
+        ("spec.hostNetwork", True),
+        ("spec.priority", -3),
+        ("spec.terminationGracePeriodSeconds", 45),
+        ("spec.containers.0.image", "i:1"),
+        ("spec.containers.0.resources.requests[cpu].string", "1500m"),
+        ("spec.containers.0.resources.limits[memory].string", "1Gi"),
+        ("spec.initContainers.0.restartPolicy", "Always"),
+        ("status.phase", "Pending"),
+        ("status.qosClass", "Burstable"),
+        ("status.podIP", "10.0.0.7"),
+        ("status.startTime.seconds", TEN_O_CLOCK_S + 1),
+        ("status.conditions.0.reason", "ContainersNotReady"),
+        ("status.conditions.0.lastTransitionTime.seconds", TEN_O_CLOCK_S + 2),
+        ("status.containerStatuses.0.restartCount", 3),
+        ("status.containerStatuses.0.containerID", "containerd://abc"),
+        ("status.containerStatuses.0.state.running.startedAt.seconds", TEN_O_CLOCK_S + 3),
+        ("status.containerStatuses.0.lastState.terminated.exitCode", 137),
+        ("status.initContainerStatuses.0.ready", True),
+    ],
+)
+def test_plugins_receive_pods_as_the_kubelet_lists_them(
+    requested_pods: dict[str, core.Pod], request_name: str, field: str, value: object
+) -> None:
+    message: Any = requested_pods[request_name]
+    for part in field.split("."):
+        name, _, key = part.partition("[")
+        message = message[int(name)] if name.isdigit() else getattr(message, name)
+        message = message[key.rstrip("]")] if key else message
+    assert message == value
+
+
+def test_an_empty_container_state_is_present() -> None:
+    message = encode_pod(PODS[0], msgspec.json.encode(MANIFEST))
+    assert message.status.initContainerStatuses[0].state.HasField("running")
+
+
+@pytest.mark.parametrize(
+    "manifest", [b"", b"[]", b"{", b'{"spec": {"priority": "high"}}', b'{"metadata": {"creationTimestamp": "today"}}']
+)
+def test_a_pod_without_a_valid_manifest_has_the_fields_of_its_own(manifest: bytes) -> None:
+    message = core.Pod.FromString(encode_pod(PODS[0], manifest).SerializeToString())
     (container,) = message.spec.containers
     assert (message.metadata.uid, message.spec.priority, message.status.phase) == ("u-one", -3, "Running")
     assert {name: item.string for name, item in container.resources.requests.items()} == {
@@ -208,3 +327,50 @@ def test_the_pod_message_for_plugins() -> None:
         "resource.katalyst.kubewharf.io/reclaimed_millicpu": "2000",
     }
     assert container.resources.limits["cpu"].string == "2"
+
+
+def test_a_message_is_encoded_again_only_if_the_kubelets_text_changed() -> None:
+    texts = [msgspec.json.encode(MANIFEST)]
+    encoder = PodEncoder(lambda _uid: texts[-1])
+    (first,) = encoder.encode(PODS[:1])
+    assert encoder.encode(PODS[:1])[0] is first
+    texts.append(texts[0].replace(b"Pending", b"Running"))
+    assert encoder.encode(PODS[:1])[0].status.phase == "Running"
+
+
+RECORD = PodEvictionRecord(
+    has_budget=True, buckets=(EvictionBucket(time_s=36_000, duration_s=600, count=2),),
+    disruptions_allowed=1, current_healthy=9, desired_healthy=8, expected_pods=10,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("candidates", "uids"), [(["one"], ["u-one"]), (["one", "two"], ["u-one"]), (["elsewhere"], []), ([], [])]
+)
+async def test_candidate_pods_of_a_threshold_come_with_their_eviction_records(
+    tmp_path: Path, candidates: list[str], uids: list[str]
+) -> None:
+    """The budgets of pod `two` cannot be listed; a plugin that names no candidates receives no records."""
+    loaded: list[list[str]] = []
+
+    async def load(pods: Sequence[Pod]) -> Mapping[str, PodEvictionRecord]:
+        loaded.append([each.uid for each in pods])
+        return {each.uid: RECORD for each in pods if each.name != "two"}
+
+    met = wire.ThresholdMetResponse(
+        met_type=wire.HARD_MET, candidate_pods=[encode_pod(pod(name)) for name in candidates]
+    )
+    requests: list[Any] = []
+    server, discovered = await plugin(
+        tmp_path / "p.sock", requests, ThresholdMet=met, GetTopEvictionPods=wire.GetTopEvictionPodsResponse()
+    )
+    await EvictionPluginClients(lambda: 0, records=load).run_cycle((discovered,), PODS)
+    await server.stop()
+    records = requests[-1].candidate_eviction_records
+    assert [record.uid for record in records] == uids
+    assert loaded == [[f"u-{name}" for name in candidates]] * bool(set(candidates) & {"one", "two"})
+    for record in records:
+        assert record == wire.EvictionRecord(
+            uid="u-one", has_pdb=True, disruptions_allowed=1, current_healthy=9, desired_healthy=8, expected_pods=10,
+            buckets=wire.Buckets(list=[wire.Bucket(time=36_000, duration=600, count=2)]),
+        )  # fmt: skip

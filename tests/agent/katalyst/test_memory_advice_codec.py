@@ -76,7 +76,7 @@ def test_each_knob_request_has_its_key(name: str) -> None:
     assert values_by_cgroup.get(cgroup, {}) == expected
 
 
-def test_what_removed_members_left_is_named_by_its_file() -> None:
+def test_memory_of_dying_cgroups_has_the_key_of_its_file() -> None:
     _pods, others = decode_values(
         encode_memory_advice(
             advice_request(), advice(("/kubepods/burstable", Knob.MEMORY_RECLAIM, "9"), reason=DYING), (), None
@@ -85,14 +85,14 @@ def test_what_removed_members_left_is_named_by_its_file() -> None:
     assert others == {"/sys/fs/cgroup/kubepods/burstable": {"dying_memcg_reclaim": "true"}}
 
 
-def test_headroom_is_of_no_cgroup() -> None:
+def test_headroom_belongs_to_no_cgroup() -> None:
     headroom = Headroom(memory_by_numa={1: 1.5 * GI, 0: GI}, reason=WHY)
     got = encode_memory_advice(advice_request(), advice(), (WEB, BATCH), headroom)
     (values,) = (dict(item.calculation_result.values) for item in got.extra_entries)
     assert values == {"memory_numa_headroom": '{"0":1073741824,"1":1610612736}'}
 
 
-def test_a_container_that_the_plugin_does_not_name_is_taken_for_no_pods() -> None:
+def test_a_container_that_the_plugin_does_not_name_has_no_advice() -> None:
     """The plugin finds no such container, but finds the cgroup by its path."""
     request = svc.GetAdviceRequest()
     pods, others = decode_values(
@@ -188,7 +188,7 @@ def test_an_invalid_answer_is_rejected(name: str) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
     try:
         got = svc.GetAdviceResponse.FromString(data)
     except Exception:  # noqa: BLE001 - protobuf's own, whose class its versions disagree on

@@ -32,6 +32,7 @@ from common.supervised_tasks import SupervisedTasks
 from tests.agent.advisor.builders import snapshot
 from tests.agent.katalyst.builders import node, pod
 from tests.agent.test_loop import Scripted
+from tests.builders.waiting import until_async
 
 WEB, BATCH = pod("web", cores=6), pod("batch", QoSLevel.RECLAIMED)
 BOUND = pod("bound", QoSLevel.DEDICATED, cores=8, bound=(1,))
@@ -67,14 +68,14 @@ class Agent:
     """A loop with its peers; the node is scripted, the sockets are real."""
 
     def __init__(self, config: AgentConfig, kubelet: Path) -> None:
-        self.neighbours = KatalystPeers(config, kubelet=kubelet)
+        self.peers = KatalystPeers(config, kubelet=kubelet)
         self.script = Scripted(snapshot_at)
         script = cast(Any, self.script)
-        sinks = (*self.neighbours.sinks, script)
-        self.loop = Loop(config=config, sensor=script, actuator=script, sinks=sinks, peers=self.neighbours)
+        sinks = (*self.peers.sinks, script)
+        self.loop = Loop(config=config, sensor=script, actuator=script, sinks=sinks, peers=self.peers)
 
     def problem(self, name: str) -> str:
-        (shot,) = (item for item in self.neighbours.sources if item.name == name)
+        (shot,) = (item for item in self.peers.sources if item.name == name)
         error = shot.problem()
         return "" if error is None else error.reason
 
@@ -91,22 +92,16 @@ async def running(folder: Path, sockets: str) -> AsyncIterator[Agent]:
     async with AsyncExitStack() as stack:
         agent = Agent(settings(folder, sockets), folder / "no-kubelet.sock")
         agent.loop.run_cycle("tick")
-        agent.neighbours.start(SupervisedTasks(stack))
+        agent.peers.start(SupervisedTasks(stack))
         yield agent
 
 
-async def until(true: Any) -> None:
-    async with asyncio.timeout(20):
-        while not true():
-            await asyncio.sleep(0.05)
-
-
-async def test_one_agent_carries_out_what_another_advises(short: Path) -> None:
+async def test_one_agent_applies_the_advice_of_another(short: Path) -> None:
     before = CALL_COUNTS["served", "cpuadvisor.CPUAdvisor.GetAdvice", "OK"]
     async with running(short, "serve: [advisor]") as advisor, running(short, "take: [cpu, memory]") as consumer:
         advice = advisor.loop.run_cycle("tick").advice
         assert advice is not None
-        await until(lambda: consumer.neighbours.peers() == {"advisor": 2})
+        await until_async(lambda: consumer.peers.peers() == {"advisor": 2})
         finished = consumer.loop.run_cycle("tick")
         assert finished.advice is not None
         assert (finished.advice.policy, advice.policy) == ("katalyst", "canonical")
@@ -122,16 +117,16 @@ async def test_one_agent_carries_out_what_another_advises(short: Path) -> None:
             parse_cpu_list(desired["/kubepods/web", Knob.CPUSET])
         )
         assert len(parse_cpu_list(desired["/kubepods/batch", Knob.CPUSET])) >= reclaim.cpus
-        assert advisor.neighbours.peers() == {"qrm-plugin": 2}
+        assert advisor.peers.peers() == {"qrm-plugin": 2}
         # The advisor's next cycle starts from the plugin's allocations.
-        state, external = advisor.neighbours.before(cast(Any, advisor.loop)._policy_state)
+        state, external = advisor.peers.before(cast(Any, advisor.loop)._policy_state)
         assert state.cpus.pod("u-bound")["main"].cpus == set(parse_cpu_list(desired["/kubepods/bound", Knob.CPUSET]))
         assert (external.cpu, external.memory) == (None, None)
-        assert set(advisor.neighbours.ages_s()) == {("given", "cpu"), ("given", "memory")}
-        assert all(0 <= age < 20 for age in consumer.neighbours.ages_s().values())
+        assert set(advisor.peers.ages_s()) == {("given", "cpu"), ("given", "memory")}
+        assert all(0 <= age < 20 for age in consumer.peers.ages_s().values())
         assert [consumer.problem(f"remote-advisor-{kind}") for kind in ("cpu", "memory")] == ["", ""]
         assert CALL_COUNTS["served", "cpuadvisor.CPUAdvisor.GetAdvice", "OK"] > before
-    assert list((short / "advisor").iterdir()) == [], "every socket is taken away again"
+    assert list((short / "advisor").iterdir()) == [], "every socket is removed at the end"
 
 
 @pytest.mark.parametrize("peer_kind", ["absent", "noise"])
@@ -145,14 +140,14 @@ async def test_a_missing_or_invalid_advisor_is_replaced_by_the_built_in_policy(s
 
     server = None if peer_kind == "absent" else await asyncio.start_unix_server(noise, folder / "cpu_advisor.sock")
     async with running(short, "take: [cpu]") as consumer:
-        await until(lambda: consumer.problem("remote-advisor-cpu"))
+        await until_async(lambda: consumer.problem("remote-advisor-cpu"))
         assert f"{folder}/cpu_advisor.sock: CPUAdvisor.GetAdvice: no server answers" in consumer.problem(
             "remote-advisor-cpu"
         )
         finished = consumer.loop.run_cycle("tick")
         assert finished.advice is not None
         assert finished.advice.policy == "canonical"
-        assert consumer.neighbours.peers() == {"advisor": 0}
+        assert consumer.peers.peers() == {"advisor": 0}
     if server is not None:
         server.close()
 
@@ -161,7 +156,7 @@ async def test_a_foreign_process_at_the_socket_is_reported(short: Path) -> None:
     (short / "advisor").mkdir()
     other = await asyncio.start_unix_server(lambda _r, writer: writer.close(), short / "advisor/memory_advisor.sock")
     async with running(short, "serve: [advisor]") as advisor:
-        await until(lambda: advisor.problem("advisor-sockets"))
+        await until_async(lambda: advisor.problem("advisor-sockets"))
         assert advisor.problem("advisor-sockets").endswith("memory_advisor.sock is served by another process")
         assert not (short / "advisor/cpu_advisor.sock").exists(), "both sockets or none"
     other.close()
@@ -171,7 +166,7 @@ async def test_a_foreign_process_at_the_socket_is_reported(short: Path) -> None:
 async def test_allocations_are_listed_by_numa_node(short: Path) -> None:
     async with running(short, "serve: [pod-resources]") as agent:
         path = short / "pods/kubelet.sock"
-        await until(path.exists)
+        await until_async(path.exists)
         client = PodResourcesListerClient(path)
         pods = {item.key: item for item in await client.pods()}
         assert set(pods) == {"ns/web", "ns/batch", "ns/bound"}
@@ -196,7 +191,7 @@ async def test_devices_come_from_the_kubelet(short: Path) -> None:
     service = GrpcService(pod_resources_pb2.DESCRIPTOR.services_by_name["PodResourcesLister"], {"List": listed})
     kubelet = await serve_on_socket(short / "no-kubelet.sock", (service,))
     async with running(short, "serve: [pod-resources]") as agent:
-        await until((short / "pods/kubelet.sock").exists)
+        await until_async((short / "pods/kubelet.sock").exists)
         client = PodResourcesListerClient(short / "pods/kubelet.sock")
         pods = {item.key: item for item in await client.pods()}
         assert [item.ids for item in pods["ns/web"].containers[0].devices] == [("g1",)]
@@ -215,15 +210,15 @@ async def test_removed_plugin_sockets_are_created_and_registered_again(short: Pa
         return plugin.Empty()
 
     async with running(short, "serve: [resource-plugins]") as agent:
-        await until(lambda: len(list(folder.glob("*.sock"))) == 2)
-        assert agent.neighbours.peers() == {"plugin-manager": 0}
+        await until_async(lambda: len(list(folder.glob("*.sock"))) == 2)
+        assert agent.peers.peers() == {"plugin-manager": 0}
         for socket in folder.glob("*.sock"):
             socket.unlink()
         service = GrpcService(plugin.DESCRIPTOR.services_by_name["Registration"], {"Register": register})
         manager = await serve_on_socket(folder / "kubelet.sock", (service,))
-        await until(lambda: len(announced) == 2)
+        await until_async(lambda: len(announced) == 2)
         assert sorted(announced) == ["cpu at dioptase_cpu.sock", "memory at dioptase_memory.sock"]
-        assert agent.neighbours.peers() == {"plugin-manager": 2}
+        assert agent.peers.peers() == {"plugin-manager": 2}
         client = GrpcClient(folder / "dioptase_cpu.sock", plugin.DESCRIPTOR.services_by_name["ResourcePlugin"])
         answer = await client.call("GetResourcesAllocation", plugin.GetResourcesAllocationRequest())
         bound = answer.pod_resources["u-bound"].container_resources["main"].resource_allocation["cpu"]
@@ -233,7 +228,7 @@ async def test_removed_plugin_sockets_are_created_and_registered_again(short: Pa
         request.container_type, request.resource_name = plugin.MAIN, "cpu"
         request.resource_requests["cpu"] = 2
         await client.call("Allocate", request)
-        state, _external = agent.neighbours.before(cast(Any, agent.loop)._policy_state)
+        state, _external = agent.peers.before(cast(Any, agent.loop)._policy_state)
         assert state.cpus.pod("u-new")["main"].owner_pool_name == "share"
         await client.close()
         await manager.stop()

@@ -54,7 +54,7 @@ async def test_a_kubewharf_kubelet_is_understood(tmp_path: Path) -> None:
     await server.stop()
 
 
-async def test_a_stock_kubelet_that_does_not_say_what_is_allocatable(tmp_path: Path) -> None:
+async def test_a_stock_kubelet_without_allocatable_resources(tmp_path: Path) -> None:
     server = await serve_on_socket(tmp_path / "kubelet.sock", (service(wire.ListPodResourcesResponse()),))
     lister = PodResourcesListerClient(server.path)
     assert await lister.pods() == ()

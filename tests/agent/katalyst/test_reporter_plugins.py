@@ -6,9 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +24,7 @@ from agent.reporter.cnr import build_cnr_report
 from agent.reporter.cnr_merge import merge_plugin_fields
 from api.pod import RECLAIMED_CPU
 from tests.agent.reporter.test_cnr import ADVERTISED, finished
+from tests.builders.waiting import until_async
 
 PLUGIN = """
 import asyncio, sys
@@ -53,7 +52,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def plugin(path: Path, name: str, rack: str) -> asyncio.subprocess.Process:
-    """A process of its own, whose socket is there."""
+    """Start a plugin process and wait for its socket."""
     value = json.dumps([{"propertyName": "rack", "propertyValues": [rack]}])
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PLUGIN, str(path), name, value, stdout=asyncio.subprocess.PIPE
@@ -67,13 +66,6 @@ async def plugin(path: Path, name: str, rack: str) -> asyncio.subprocess.Process
 async def killed(process: asyncio.subprocess.Process) -> None:
     process.send_signal(signal.SIGKILL)
     await process.wait()
-
-
-async def until(what: Callable[[], bool], step: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not what():
-            await step()
-            await asyncio.sleep(0.02)
 
 
 def racks(reporters: ReporterPlugins) -> list[str]:
@@ -94,7 +86,7 @@ async def test_fields_of_a_plugin_outlive_a_restart_and_then_expire(tmp_path: Pa
     reporters = ReporterPlugins(tmp_path, changed, retention_s=2)
     try:
         process = await plugin(tmp_path / "a.sock", "a", "7")
-        await until(lambda: racks(reporters) == ["7"], reporters.scan)
+        await until_async(lambda: racks(reporters) == ["7"], step=reporters.scan)
         assert (changes, reporters.problem()) == ([1], None)
         await killed(process)
         # A killed process leaves its socket behind, which refuses connections.
@@ -102,9 +94,9 @@ async def test_fields_of_a_plugin_outlive_a_restart_and_then_expire(tmp_path: Pa
         await reporters.scan()
         assert racks(reporters) == ["7"]
         process = await plugin(tmp_path / "a.sock", "a", "8")
-        await until(lambda: racks(reporters) == ["8"], reporters.scan)
+        await until_async(lambda: racks(reporters) == ["8"], step=reporters.scan)
         await killed(process)
-        await until(lambda: racks(reporters) == [], reporters.scan)
+        await until_async(lambda: racks(reporters) == [], step=reporters.scan)
         problem = reporters.problem()
         assert problem is not None
         assert "no server answers" in problem.reason
@@ -117,24 +109,11 @@ async def test_two_plugins_in_the_order_of_their_names(tmp_path: Path) -> None:
     second = await plugin(tmp_path / "1.sock", "b", "2")
     first = await plugin(tmp_path / "2.sock", "a", "1")
     try:
-        await until(lambda: racks(reporters) == ["1", "2"], reporters.scan)
+        await until_async(lambda: racks(reporters) == ["1", "2"], step=reporters.scan)
     finally:
         reporters.close()
         await killed(first)
         await killed(second)
-
-
-async def test_a_plugin_of_another_kind_is_its_managers(tmp_path: Path) -> None:
-    process = await plugin(tmp_path / "a.sock", "a", "7")
-    try:
-        other = PluginWatcher({"EvictionPlugin": ("v1alpha1",)}, tmp_path)
-        await other.scan()
-        assert (other.plugins("ReporterPlugin"), other.problems()) == ((), ())
-        own = PluginWatcher({REPORTER_PLUGIN_KIND: REPORTER_PLUGIN_VERSIONS}, tmp_path)
-        await own.scan()
-        assert [property_.name for property_ in own.plugins(REPORTER_PLUGIN_KIND)] == ["a"]
-    finally:
-        await killed(process)
 
 
 async def test_a_katalyst_agent_reads_the_report(tmp_path: Path) -> None:
@@ -143,12 +122,12 @@ async def test_a_katalyst_agent_reads_the_report(tmp_path: Path) -> None:
     changes = asyncio.Event()
     watcher = PluginWatcher({REPORTER_PLUGIN_KIND: REPORTER_PLUGIN_VERSIONS}, tmp_path)
     try:
-        await until(lambda: bool(watcher.plugins(REPORTER_PLUGIN_KIND)), watcher.scan)
+        await until_async(lambda: bool(watcher.plugins(REPORTER_PLUGIN_KIND)), step=watcher.scan)
         assert plugin_server.problem() is None
         plugin_server.publish(finished())
         reporter = ReporterPluginClient(watcher.plugins(REPORTER_PLUGIN_KIND)[0], changes.set)
         watching = asyncio.create_task(reporter.run(60))
-        await until(lambda: bool(reporter.fields()), lambda: asyncio.sleep(0))
+        await until_async(lambda: bool(reporter.fields()))
         values = {field.name: msgspec.json.decode(field.value) for field in reporter.fields()}
         assert values["Resources"]["allocatable"][RECLAIMED_CPU] == "5123"
         zones = [(zone["type"], zone["name"], zone["children"]) for zone in values["TopologyZone"]]
@@ -178,7 +157,7 @@ async def test_a_report_without_a_katalyst_agent_is_a_problem(tmp_path: Path) ->
     assert problem.reason == f"no Katalyst agent has registered {tmp_path}/dioptase-reporter.sock yet"
 
 
-def test_only_one_writes_the_object() -> None:
+def test_a_node_cannot_both_collect_and_offer_reports() -> None:
     values = {"reporterPlugins": "/a"}
     assert msgspec.convert(values, ReportConfig).reporter_plugins == "/a"
     values["offeredIn"] = "/b"
