@@ -130,7 +130,7 @@ static __always_inline struct counters *counters_of(struct io_key *io_key)
 		return counters;
 	empty = zeros.lookup(&first);
 	if (empty)
-		blockio.insert(where, empty);
+		blockio.insert(io_key, empty);
 	return blockio.lookup(io_key);
 }
 
