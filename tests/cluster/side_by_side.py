@@ -66,7 +66,7 @@ def stand(cluster: Cluster, program: Path) -> Iterator[KatalystAndDioptase]:
     pods_file(dioptase).write_text(json.dumps(PODS))
     cluster.server.ask("POST", "/api/v1/nodes", {"metadata": {"name": NODE}})
     try:
-        dioptase.start(STAND_IN, "python3", HERE / "stand_in.py", "0.0.0.0", pods_file(dioptase))
+        dioptase.start(STAND_IN, "python3", HERE / "fake_kubelet.py", "0.0.0.0", pods_file(dioptase))
         yield dioptase
     finally:
         dioptase.end()

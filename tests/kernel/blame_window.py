@@ -12,7 +12,8 @@ from typing import NamedTuple
 from api.measurements import Blame, RunqLatency
 from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.runqlat import RunqLatencyProbe
-from tests.kernel.open_probes import LAST_CPU, PINNED, eventually
+from tests.builders.waiting import until
+from tests.kernel.open_probes import LAST_CPU, PINNED
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 MS = 1_000_000
@@ -125,7 +126,7 @@ class Watched(NamedTuple):
 
 def watch(source: RunqLatencyProbe, groups: Sequence[TestCgroup], *, also: Sequence[TestCgroup] = ()) -> Watched:
     """A window of time once all groups wait for each other; `also` are groups without tasks of their own."""
-    assert eventually(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
+    until(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
     time.sleep(0.5)
     before = shoot_at_arrival(source, [*groups, *also])
     time.sleep(WINDOW_S)

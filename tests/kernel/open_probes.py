@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,8 +16,8 @@ from api.interfaces import Probe, Unavailable
 from probes import bpf
 from probes.remedies import REMEDIES
 from probes.runqlat import RunqLatencyProbe, open_runqlat
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import JOIN, TestCgroup, require_root
-from tests.live.agent_process import PATIENCE_S
 
 PINNED = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 """A program that takes all that it is given of one CPU."""
@@ -73,6 +72,18 @@ def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator
         source.close()
 
 
+def probe_fixture(opener: Callable[..., P], forms: Sequence[str], *, lacking: str = "") -> Any:
+    """A fixture that yields the probe in each of these forms; `lacking` as for `opened`."""
+
+    @pytest.fixture(params=forms)
+    def in_each_form(request: pytest.FixtureRequest) -> Iterator[P]:
+        with opened(opener, request.param, lacking=lacking) as source:
+            assert source.form == request.param
+            yield source
+
+    return in_each_form
+
+
 def having(names: tuple[str, ...], *command: str) -> str:
     """What a program prints that has only these capabilities."""
     require_root()
@@ -107,14 +118,4 @@ def program_ids(source: RunqLatencyProbe) -> set[int]:
 
 def unloaded(ids: set[int]) -> bool:
     """Whether these programs leave the kernel's list; it frees them some milliseconds after the last descriptor."""
-    return eventually(lambda: not ids & {info.id for info in bpf.programs()})
-
-
-def eventually(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
-    """Whether the condition comes to hold within that time."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return until(lambda: not ids & {info.id for info in bpf.programs()})

@@ -32,7 +32,7 @@ from api.knobs import Reason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from tests.agent.eviction.builders import situation
-from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.real_cgroups import TestCgroup, cgroup
 
 pytestmark = pytest.mark.kernel
 
@@ -74,11 +74,6 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now_ns
-
-
-@pytest.fixture
-def hierarchy() -> Hierarchy:
-    return require_writable_cgroups()
 
 
 @pytest.fixture

@@ -10,18 +10,15 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.builders.waiting import until
+from tests.builders.waiting import PATIENCE_S, until
 
 DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
-
-PATIENCE_S = 200.0 if "DIOPTASE_VM" in os.environ else 20.0
-"""A guest whose every instruction is translated takes ten times as long."""
 
 
 def pods_file(path: Path, online: str, batch: str) -> Path:
@@ -37,11 +34,6 @@ def write_pods(path: Path, levels: Mapping[str, str], names: Sequence[str] = ())
     ]
     path.write_bytes(msgspec.yaml.encode({"pods": pods}))
     return path
-
-
-def eventually(what: str, check: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    """Wait until the check holds; fail with `what` after the timeout."""
-    until(check, what, seconds)
 
 
 class Agent:
@@ -74,7 +66,7 @@ class Agent:
     @property
     def url(self) -> str:
         """Where it serves, once it said so."""
-        eventually(f"the agent serves: {self.log}", lambda: "page, API and metrics on" in self.log)
+        until(lambda: "page, API and metrics on" in self.log, lambda: f"the agent serves: {self.log}")
         result = re.search(r"http://\S+", self.log)
         assert result
         return result[0]
@@ -94,7 +86,7 @@ class Agent:
                 return False
             return int(observed["seq"]) >= 2
 
-        eventually(f"a second round: {self.log}", ready)
+        until(ready, lambda: f"a second round: {self.log}")
         return observed
 
     def end(self, number: int = signal.SIGTERM) -> int:

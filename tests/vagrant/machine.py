@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.builders.waiting import until
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PROGRAMS = {"vagrant": "vagrant", "libvirtd": "libvirt-daemon", "virsh": "libvirt-clients", "mmdebstrap": "mmdebstrap"}
@@ -160,9 +162,6 @@ class Machine:
         """End the namespaces with everything in them, and remove their directory; once more is no harm."""
         self._unshare.kill()
         self._unshare.wait()
-        deadline = time.monotonic() + ENDS_WITHIN_S
-        while left := processes(self.namespace):
-            assert time.monotonic() < deadline, f"still there: {left}"
-            time.sleep(0.1)
+        until(lambda: not processes(self.namespace), f"no process is left in {self.namespace}", ENDS_WITHIN_S)
         shutil.rmtree(self.directory, ignore_errors=not self.directory.exists())
         self._lock.close()

@@ -27,8 +27,8 @@ from agent.sensors.pods.pod_spec import PodParsingContext
 from agent.sensors.pods.static_pods import StaticPods
 from agent.sensors.snapshot import Sensor
 from api.decision import ActMode, Cycle, Outcome, OutcomeStatus
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 
 KEY = "katalyst.kubewharf.io"
 PROC, SYS = Path("/proc"), Path("/sys")
@@ -104,7 +104,7 @@ def run_cycles_until(loop: Loop, what: str, check: Callable[[Cycle], bool]) -> l
         return result
 
     try:
-        eventually(what, held)
+        until(held, what)
     except AssertionError:
         raise AssertionError(f"{what}: after {len(done)} rounds {_last_reasons(done[-1])}") from None
     return done

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from tests.kernel.open_probes import eventually
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup
 from tests.malachite.node import WORK
 
@@ -77,9 +77,9 @@ class Pods:
 
     def freeze(self) -> None:
         """Stop all where they are: nothing of theirs changes any more but averages and what the kernel settles late."""
-        assert eventually(self.at_work, WARM_S)
+        until(self.at_work, seconds=WARM_S)
         self.file(BASE, "cgroup.freeze").write_text("1")
-        assert eventually(lambda: self.keyed(BASE, "cgroup.events")["frozen"] == 1, WARM_S)
+        until(lambda: self.keyed(BASE, "cgroup.events")["frozen"] == 1, seconds=WARM_S)
 
     def __enter__(self) -> Pods:
         return self

@@ -22,9 +22,9 @@ from agent.qrm.knobs.knob_files import canonical
 from api.cpu import parse_cpu_list
 from api.decision import ActMode, Outcome, OutcomeStatus
 from api.knobs import Knob
+from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import KnobCgroup
 from tests.kernel.real_cgroups import TestCgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 
 MIB = 1 << 20
 DATA = Path("/run/data")
@@ -94,7 +94,7 @@ class KnobWriters(NamedTuple):
         """Have something done that is not set; what came of it."""
         self.actuator.apply([KnobCgroup(group).decide(knob, value)])
         outcomes: list[Outcome] = []
-        eventually(f"{knob.value} is done", lambda: bool(outcomes.extend(self.actuator.finished()) or outcomes))
+        until(lambda: bool(outcomes.extend(self.actuator.finished()) or outcomes), f"{knob.value} is done")
         return outcomes[0]
 
 
@@ -124,7 +124,7 @@ def spin(group: TestCgroup) -> None:
     """Have a process in the group that takes all the CPU it is given; returns when it is there."""
     process = group.start(SPIN)
     procs = group.file("cpu", "cgroup.procs")
-    eventually("it has joined", lambda: str(process.pid) in procs.read_text().split())
+    until(lambda: str(process.pid) in procs.read_text().split(), "it has joined")
 
 
 def hold(group: TestCgroup, size: int, *, cpu: int | None = None, locked: bool = False) -> None:
@@ -136,7 +136,7 @@ def hold(group: TestCgroup, size: int, *, cpu: int | None = None, locked: bool =
         assert process.poll() is None, "it has all the memory that it asks for"
         return charged(group) >= size
 
-    eventually(f"{group.path} holds {size} bytes", held)
+    until(held, f"{group.path} holds {size} bytes")
 
 
 def cache(group: TestCgroup, path: Path, size: int) -> None:
@@ -144,7 +144,7 @@ def cache(group: TestCgroup, path: Path, size: int) -> None:
     path.write_bytes(bytes(size))
     drop_caches(path)
     group.start([*PYTHON, CACHE, str(path)])
-    eventually(f"{path} is cached", lambda: numbers(group, "memory.stat")["file"] >= size)
+    until(lambda: numbers(group, "memory.stat")["file"] >= size, f"{path} is cached")
 
 
 def drop_caches(path: Path) -> None:
