@@ -196,11 +196,11 @@ def test_without_writable_cgroups_it_runs_dry_and_says_so(hierarchy: Hierarchy, 
     if "unshare" in text or "mount:" in text:
         pytest.skip(f"no mount namespace of our own here: {text.splitlines()[0]}")
     assert code == 0, text
-    assert "! cgroups cannot be made" in text
+    assert "! cgroups cannot be created" in text
     assert "Read-only file system" in text
     assert "! remedy: run as root" in text
     assert demo_act(tmp_path) == "dry-run"
-    assert "none were made, none touched" in text
+    assert "none were created or changed" in text
     assert re.search(r"^with batch +[\d,]{3,} ", text, re.M), text
 
 

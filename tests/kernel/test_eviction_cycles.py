@@ -116,6 +116,7 @@ def test_only_the_pod_that_uses_too_much_gets_sigterm_and_ends(hierarchy: Hierar
         victims = [victim for each in done for victim in (each.evictions.victims if each.evictions else ())]
         assert [(victim.pod, victim.dry_run) for victim in victims] == [("default/batch", False)]
         assert "above 1.05 times the 1.0 MiB" in victims[0].reason.text
+        assert 8 <= (victims[0].observed or 0) < 16, "times the request of 1 MiB: it wrote 8 MiB, and little else"
         kills = [(event.pod, event.reason) for each in done for event in each.kills]
         assert kills == [
             ("default/batch", EvictionEventReason.CREATED),

@@ -317,28 +317,6 @@ def test_counters_survive_listings_that_have_their_cgroup_again() -> None:
         assert source.read({ROOT_CGROUP_ID: "/"})[late.id].count >= first.count
 
 
-def test_a_full_table_loses_visibly_and_keeps_what_it_has() -> None:
-    """16 slots for 24 cgroups and all others that run: nearly all are taken, and the rest shows as lost."""
-    hierarchy = require_writable_cgroups()
-    with probe("tp_btf", "raw_tp", "classic") as example:
-        form = example.form
-    small = job((form,), cpu_id_limit())
-    small = msgspec.structs.replace(small, constants={**small.constants, "CGROUP_SLOTS": 16})
-    with load(small) as loaded:
-        source = RunqLatencyProbe(loaded)
-        probe_ = [TestCgroup(hierarchy, f"/dioptase-test-{os.getpid()}-full-{n}") for n in range(24)]
-        try:
-            for group in probe_:
-                group.start([sys.executable, "-c", "pass"]).wait()
-            counted = set(source.read({}))
-            assert 14 <= len(counted) <= 16
-            assert counted & {group.id for group in probe_}
-            assert source.lost().full >= 24 - 16
-        finally:
-            for group in probe_:
-                group.close()
-
-
 def test_statistics_count_every_run(source: RunqLatencyProbe) -> None:
     held = bpf.enable_stats()
     try:
