@@ -1,4 +1,4 @@
-"""Objects as a person writes them."""
+"""Kubernetes objects in JSON."""
 
 from __future__ import annotations
 
