@@ -1,4 +1,4 @@
-"""The actuator on a real cgroup with odd values in every knob, for the tests of what it does there."""
+"""Fixtures of the actuator on a real cgroup with odd values in every knob."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def actuator(files: KnobWriter, originals: OriginalsJournal) -> Actuator:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is tested with a probe's first form too: one source of C, attached otherwise. Whether the forms agree on the
-    same load is tested apart from that, here and in guests."""
+    """Mark the tests of later forms of a probe whose first form is tested too: they share their C source. Whether the forms
+    agree on the same load is tested separately, here and in guests."""
     names = {item.nodeid for item in items}
     for item in items:
         for form in ("raw_tp", "classic"):

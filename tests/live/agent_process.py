@@ -1,4 +1,4 @@
-"""A real agent process as a person would start it, and looks at what it does from outside."""
+"""Starts real agent processes and observes them from outside."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
 
 
 def pods_file(path: Path, online: str, batch: str) -> Path:
-    """A pods file with one online and one reclaimed pod in these cgroups."""
+    """Write a pods file with one online and one reclaimed pod in these cgroups."""
     return write_pods(path, {online: "shared_cores", batch: "reclaimed_cores"}, ("web", "batch"))
 
 
 def write_pods(path: Path, levels: Mapping[str, str], names: Sequence[str] = ()) -> Path:
-    """A pods file with one pod in each of these cgroups, by QoS level."""
+    """Write a pods file with one pod per cgroup, of the given QoS level."""
     pods = [
         {"name": name, "annotations": {"katalyst.kubewharf.io/qos_level": level}, "containers": [{"cgroup": cgroup}]}
         for name, (cgroup, level) in zip(names or [f"pod-{n}" for n in range(len(levels))], levels.items(), strict=True)
@@ -65,7 +65,7 @@ class Agent:
 
     @property
     def url(self) -> str:
-        """Where it serves, once it said so."""
+        """Return the agent's URL, once its log has it."""
         until(lambda: "page, API and metrics on" in self.log, lambda: f"the agent serves: {self.log}")
         result = re.search(r"http://\S+", self.log)
         assert result
@@ -76,7 +76,7 @@ class Agent:
             return str(answer.read().decode())
 
     def view(self) -> dict[str, Any]:
-        """The latest round; waits for the second one, so that rates are there."""
+        """Return the latest cycle, at the earliest the second one, which has rates."""
         observed: dict[str, Any] = {}
 
         def ready() -> bool:

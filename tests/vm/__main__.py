@@ -22,7 +22,7 @@ from tests.vm.machine import LOST, ROOT, USUAL, Shape, run
 
 
 class Boot(NamedTuple):
-    """The machine that the tests of one mark need, and for how long at most."""
+    """Machine and time limit of the tests of one mark."""
 
     shape: Shape
     timeout_s: float
@@ -35,7 +35,7 @@ BOOTS = {
     "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
     "vm_cluster": Boot(Shape(cpus=48, nodes=2, memory_mib=10240), timeout_s=3600),
 }
-"""By mark. Time limits are for a machine that is busy with other things too."""
+"""Boots by mark. Time limits allow for a busy machine."""
 REPORT = "junit.xml"
 
 
@@ -66,14 +66,14 @@ def main(arguments: list[str]) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number above 0. Raises ArgumentTypeError."""
+    """Parse a whole number above 0. Raises ArgumentTypeError."""
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 1 << 31:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
 
 
 def boot(options: argparse.Namespace) -> int:
-    """The exit status that is to be ours. Raises Missing, OSError and ValueError where there is nothing to boot, or no room."""
+    """Boot a guest and return its exit status. Raises Missing, OSError and ValueError if it cannot be booted."""
     usual = BOOTS[options.mark]
     shape = Shape(
         options.cpus or usual.shape.cpus, options.nodes or usual.shape.nodes, options.memory or usual.shape.memory_mib
@@ -102,7 +102,7 @@ def boot(options: argparse.Namespace) -> int:
 
 
 def pytest(mark: str, root: Path = ROOT) -> list[str]:
-    """The command that runs the tests of a mark. Only files that name it are read: to collect all takes a minute in a guest."""
+    """Return the command that runs the tests of a mark. Only files that name it are read: collecting is slow in a guest."""
     named = re.compile(rf"\bmark\.{mark}\b")
     files = [
         str(path.relative_to(root))
@@ -119,7 +119,7 @@ def pytest(mark: str, root: Path = ROOT) -> list[str]:
 
 
 def is_whole(report: Path) -> bool:
-    """Whether a JUnit report is there, can be read to its end, and is one of tests."""
+    """Return whether a JUnit report exists, is complete and has tests."""
     try:
         suites = ElementTree.parse(report).iter("testsuite") if report.is_file() else ()
         return any(int(suite.get("tests", 0)) > 0 for suite in suites)
