@@ -10,11 +10,9 @@ from tests.cluster.cgroups import ROOT
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.node import Node
-from tests.cluster.objects import a_pod
+from tests.cluster.objects import IDLING, a_pod
 from tests.cluster.server import Server
 
-QOS = "katalyst.kubewharf.io/qos_level"
-IDLING = "trap exit TERM; while :; do sleep 1; done"
 IDLE = "cpu.idle"
 
 
@@ -70,10 +68,9 @@ def run(
 ) -> Pod:  # fmt: skip
     """Create a pod of this level and wait until it runs; on the first node by default."""
     node = node or cluster.nodes[0]
-    created = a_pod(name)
-    created["metadata"]["annotations"] = {QOS: level, **(annotations or {})}
+    created = a_pod(name, level, command, resources)
+    created["metadata"]["annotations"] |= annotations or {}
     created["spec"]["nodeName"] = node.name
-    created["spec"]["containers"][0] |= {"command": ["sh", "-c", command], "resources": dict(resources or {})}
     cluster.server.ask("POST", f"/api/v1/namespaces/{namespace}/pods", created)
     pod = Pod(cluster.server, namespace, name, node)
     wait(f"pod {name}", lambda: pod.running)

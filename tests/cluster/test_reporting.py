@@ -201,10 +201,8 @@ async def test_a_server_of_48_cores_is_taken_as_it_is(definitions: Server, clien
 
 
 def asking_for(name: str, millicores: int) -> dict[str, Any]:
-    pod = a_pod(name)
     amounts = {RECLAIMED_CPU: str(millicores), RECLAIMED_MEMORY: "1Gi"}
-    pod["spec"]["containers"][0]["resources"] = {"requests": amounts, "limits": amounts}
-    return pod
+    return a_pod(name, resources={"requests": amounts, "limits": amounts})
 
 
 async def test_a_stock_scheduler_goes_by_what_is_lent(
