@@ -27,8 +27,7 @@ from tests.kernel.blame_window import limit, parts
 from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, started_in
 from tests.kernel.real_cgroups import BURN, TestCgroup, cgroup
 from tests.vm.conftest import Programs
-from tests.vm.psi_triggers import fires
-from tests.vm.workloads import numbers
+from tests.vm.workloads import fires, numbers
 
 pytestmark = pytest.mark.vm_probes
 

@@ -20,8 +20,7 @@ from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory
 from tests.kernel.test_oomkill import HOG as ENDLESS
 from tests.vm.conftest import Programs
-from tests.vm.psi_triggers import fires
-from tests.vm.workloads import MIB, free_bytes, generations, numbers, vmstat
+from tests.vm.workloads import MIB, fires, free_bytes, generations, numbers, vmstat
 
 pytestmark = pytest.mark.vm_probes
 

@@ -6,6 +6,7 @@ Durations in a guest mean little: assert counts, shares and placement.
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from agent.qrm.actuator.originals import OriginalsJournal
 from agent.qrm.actuator.state_dir import open_originals, read_boot_id
 from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.knobs.knob_files import canonical
+from agent.sensors.triggers.psi_triggers import PsiTrigger
 from api.cpu import parse_cpu_list
 from api.decision import ActMode, Outcome, OutcomeStatus
 from api.knobs import Knob
@@ -238,3 +240,10 @@ def number_of(serial: str) -> str:
 def disk(serial: str) -> Path:
     """Return the /sys/block directory of the disk with that serial number."""
     return next(path.parent for path in Path("/sys/block").glob("vd*/serial") if path.read_text().strip() == serial)
+
+
+def fires(trigger: PsiTrigger, within_s: float) -> bool:
+    """Return whether the trigger fires: an event is POLLPRI (psi_trigger_poll in kernel/sched/psi.c)."""
+    poll = select.poll()
+    poll.register(trigger.fileno(), select.POLLPRI)
+    return any(events & select.POLLPRI and not events & select.POLLERR for _, events in poll.poll(within_s * 1000))
