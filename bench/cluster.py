@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,7 +21,6 @@ from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.control_plane import API_SERVER
 from tests.cluster.daemons import Late, wait
 from tests.cluster.objects import a_pod
-from tests.cluster.pods import QOS
 from tests.cluster.programs import CODE, Agent, Controller
 from tests.cluster.service_accounts import Account
 
@@ -91,8 +89,7 @@ def measure(pods: int, seconds: float, outage_s: float) -> ClusterRun:
 def _create_pods(cluster: Cluster, pods: int) -> None:
     """So many pods, running."""
     for number in range(pods):
-        pod: dict[str, Any] = a_pod(f"pod{number:03}")
-        pod["metadata"]["annotations"] = {QOS: LEVELS[number % 2]}
+        pod = a_pod(f"pod{number:03}", LEVELS[number % 2])
         pod["spec"]["containers"][0]["command"] = ["sleep", "infinity"]
         pod["spec"]["terminationGracePeriodSeconds"] = 0
         cluster.server.ask("POST", PODS, pod)

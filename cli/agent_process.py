@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from http.client import HTTPConnection, HTTPException
 from typing import IO
 
+from api.interfaces import Unavailable
+from cli.client import AgentClient
 from demo.launch import launch_in_cgroups
 
 AGENT_COMMAND = (sys.executable, "-P", "-c", "from cli.main import main; main(prog_name='dioptase')", "agent")
@@ -70,15 +71,10 @@ class AgentProcess:
 
     def get(self, path: str, timeout_s: float = 2.0) -> bytes | None:
         """Return the body at that path, or None without a response of status 200."""
-        connection = HTTPConnection(self.host, self.port, timeout=timeout_s)
         try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.read() if response.status == 200 else None
-        except (OSError, HTTPException):
+            return AgentClient(self.url, timeout_s).read(path)
+        except Unavailable:
             return None
-        finally:
-            connection.close()
 
     def stop(self) -> int:
         """Send SIGTERM, then SIGKILL after a timeout; return the exit code. Idempotent."""

@@ -64,10 +64,12 @@ class AgentClient:
     def snapshot(self) -> Snapshot:
         return self._get("/api/v1/snapshot", Snapshot)
 
-    def _get(self, path: str, kind: type[T]) -> T:
+    def read(self, path: str) -> bytes:
+        """Return the body of the response at that path. Raises Unavailable for every status but 200, and without a response."""
         try:
             with self._opener.open(self.url + path, timeout=self._timeout_s) as response:
-                body = response.read(_MAX_BODY)
+                body: bytes = response.read(_MAX_BODY)
+                return body
         except HTTPError as error:
             with error:
                 raise _error_answer(self.url, error) from error
@@ -75,6 +77,9 @@ class AgentClient:
             raise _no_answer(self.url, error.reason) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _no_answer(self.url, error) from error
+
+    def _get(self, path: str, kind: type[T]) -> T:
+        body = self.read(path)
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

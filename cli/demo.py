@@ -122,7 +122,7 @@ class DemoView:
         self._batch_ended_at: float | None = None
         self._polled = self._status_said = time.monotonic()
         self.failure: str | None = None
-        """A sentence about the process that ended by itself, if any."""
+        """Why the demo failed: a process ended by itself; None otherwise."""
         self.totals, self.reclaimable, self.used = PhaseTotals(), RunningMean(), RunningMean()
         self.outcomes: Counter[tuple[OutcomeStatus, str]] = Counter()
         """Number of decisions by outcome and knob."""
@@ -244,7 +244,7 @@ def demo_summary(show: DemoView, cpus: int, other_cores: float = 0.0, node_cpus:
 def restore_cgroups(groups: DemoCgroups | None) -> tuple[bool, str]:
     """Compare every value with the one before the demo, then remove the cgroups. Returns whether all are equal, and a line."""
     if groups is None:
-        return True, f"{'cgroups':<15}none were made, none touched"
+        return True, f"{'cgroups':<15}none were created or changed"
     changed = groups.changed_knobs()
     compared = groups.knobs
     groups.remove()
@@ -259,7 +259,7 @@ def print_line(text: str) -> None:
 
 
 def pods_file(settings: DemoSettings, size: WorkloadSize, metrics_port: int) -> str:
-    """The pods file of the two workloads; the service requests what its highest peak needs."""
+    """Return the pods file of the two workloads; the service requests the CPU of its highest peak."""
     request = f"{round(1000 * PEAK_SHARE * size.cpus)}m"
     return f"""pods:
 - name: online

@@ -20,11 +20,11 @@ UNIT_BYTES = 64 << 10
 MIB = 1 << 20
 ARENA_MIB, FILE_MIB = 96, 192
 READ_EVERY = 4
-"""Copies for each MiB that is read of the file."""
+"""Number of copies for each MiB read from the file."""
 
 
 def work(counters: SharedCounters, index: int, idle: bool, file: Path | None = None) -> None:
-    """Compute units for ever; cell `index` counts them."""
+    """Compute units until killed; cell `index` counts them."""
     if idle:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     units = hash_blocks() if file is None else stream(file)
@@ -41,7 +41,7 @@ def hash_blocks() -> Iterator[None]:
 
 
 def stream(file: Path) -> Iterator[None]:
-    """Units that go through memory and the page cache as fast as those give it."""
+    """Yield units that copy memory and read the page cache, limited by their bandwidth."""
     block = memoryview(bytearray(MIB))
     with file.open("rb", buffering=0) as cached:
         read = 0

@@ -15,12 +15,12 @@ from pathlib import Path
 from api.interfaces import Unavailable
 
 V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids")
-"""Of version 1; cpuacct is part of cpu in version 2."""
+"""Controllers of version 1; in version 2 cpuacct is part of cpu."""
 COMPARED_KNOBS = (
     "cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max",
     "cpuset.cpus", "cpuset.mems", "memory.limit_in_bytes", "memory.high", "memory.max", "pids.max",
 )  # fmt: skip
-"""Files that an agent may change, of both versions; those that exist are compared before and after."""
+"""Files of both versions that an agent may change; those that exist are compared before and after the run."""
 OWN_COMMANDS = (b"demo.online", b"demo.batch")
 EMPTY_TIMEOUT_S = 5.0
 
@@ -34,7 +34,7 @@ class DemoCgroups:
 
     def __init__(self, mounts: Sequence[Path], names: Sequence[str]) -> None:
         self.mounts = tuple(mounts)
-        """Where each cgroup has a directory; the cpu controller's tree comes first."""
+        """Mount points below which each cgroup has a directory; the cpu controller's tree comes first."""
         self.names = tuple(names)
         self.notes: list[str] = []
         """Changes in addition to new directories, one sentence each."""
@@ -47,9 +47,9 @@ class DemoCgroups:
     def make(cls, v1: Mapping[str, Path], v2: Path | None, names: Sequence[str]) -> DemoCgroups:
         """Make empty cgroups of these names below every mount point that matters.
 
-        `v1` has the mount point of each version 1 controller, `v2` that of the unified hierarchy. Raises Occupied where
-        a cgroup of such a name is in use, Unavailable where this machine or our rights do not allow it; nothing new is
-        left then.
+        `v1` has the mount point of each version 1 controller, `v2` that of the unified hierarchy. Raises CgroupInUse if
+        a cgroup of such a name is in use, Unavailable if this machine or the user's rights do not allow it; then nothing
+        new is left.
         """
         pure_v2 = "cpu" not in v1
         mounts = dict.fromkeys(v1[name] for name in V1_CONTROLLERS if name in v1)
@@ -67,7 +67,7 @@ class DemoCgroups:
         except OSError as error:
             groups._undo()
             raise Unavailable(
-                f"cgroups cannot be made: {error.filename}: {error.strerror}",
+                f"cgroups cannot be created: {error.filename}: {error.strerror}",
                 "run as root on the host, or in a container with a writable /sys/fs/cgroup (privileged, or a rw mount)",
             ) from error
         return groups
@@ -76,21 +76,24 @@ class DemoCgroups:
         return [mount / name for mount in self.mounts]
 
     def procs(self, name: str) -> list[Path]:
-        """The files that a process writes its id to in order to join `name` everywhere."""
+        """Return the files to which a process writes its id to join `name` in every hierarchy."""
         return [directory / "cgroup.procs" for directory in self.directories(name)]
 
     def changed_knobs(self) -> dict[Path, tuple[str, str]]:
-        """Knobs that differ now from what they were when the cgroups were made: file to (then, now)."""
+        """Return the knobs whose value differs from that at creation, by file: the value then and now."""
         now = self._read_knobs()
         return {path: (then, now.get(path, "")) for path, then in self._knobs.items() if now.get(path) != then}
 
     @property
     def knobs(self) -> int:
-        """How many files `changed_knobs` compares."""
+        """Return the number of files that `changed_knobs` compares."""
         return len(self._knobs)
 
     def remove(self) -> None:
-        """Remove the directories, which must have no processes soon, and disable again what was enabled."""
+        """Remove the directories once their processes have ended, and disable the controllers that were enabled.
+
+        Raises Unavailable if processes remain after EMPTY_TIMEOUT_S.
+        """
         for name in self.names:
             self._wait_empty(name)
             for directory in self.directories(name):

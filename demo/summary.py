@@ -32,7 +32,7 @@ def own_cpu_s() -> float:
 
 
 class OtherCpuUse:
-    """CPU use of other processes from creation until `cores`, which is called after our own processes have ended."""
+    """CPU use of other processes from creation until `cores`, which is called after the demo's own processes have ended."""
 
     def __init__(self, now_s: float, stat: Path = Path("/proc/stat")) -> None:
         self._stat, self._began_s = stat, now_s
@@ -92,7 +92,7 @@ class PhaseTotals:
         self._before: tuple[float, list[int], int] | None = None
 
     def read(self, phase: str, now_s: float, client: list[int], units: int) -> None:
-        """`client` and `units` are totals at `now_s`; what is new since the previous reading belongs to `phase`."""
+        """Add the growth since the previous reading to `phase`; `client` and `units` are totals at `now_s`."""
         if self._before is not None:
             then_s, old, old_units = self._before
             grown = [new - old for new, old in zip(client, old, strict=True)]
@@ -123,7 +123,7 @@ SUMMARY_COLUMNS = (
 
 
 def summary_table(tally: PhaseTotals) -> Iterator[str]:
-    """One line per phase that had any time, below a head."""
+    """Yield a heading and a line per phase that had any time."""
     yield _row("online service", [name for name, _ in SUMMARY_COLUMNS])
     for name, phase in tally.phases.items():
         if phase.seconds:

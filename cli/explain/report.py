@@ -45,7 +45,6 @@ _INPUTS_BY_SOURCE = {
     f"files of cgroups{_SLOW}": ("need_bytes", "largest_bytes"),
     f"limits{_RARE}": ("cap_bytes",),
     # Free memory of the whole node is as new as the cycle; that of a NUMA node is not.
-    # Of the whole node some of them are as new as the round; of a NUMA node they are not.
     f"files of the node{_SLOW}": (
         "free_bytes", "total_bytes", "low_bytes", "min_bytes", "scale_factor", "watermark_bytes", "reclaimable_bytes",
         "pages_per_s", "free",
@@ -211,7 +210,7 @@ def memory_text(advice: MemoryAdvice) -> LabelledParts:
     yield "", f"Memory headroom for reclaimed pods: {_bytes_text(advice.headroom_bytes)}; policy {advice.policy}"
     yield from _memory_by_numa("headroom", advice.headroom_by_numa)
     yield from reason_text(advice.headroom_reason)
-    yield from _memory_by_numa("provision", advice.provision_by_numa, "; as Katalyst reckons, set nowhere")
+    yield from _memory_by_numa("provision", advice.provision_by_numa, "; computed as in Katalyst, not written")
     for where, condition in (("", advice.condition), *((f"NUMA {n}: ", c) for n, c in advice.numa_conditions.items())):
         missing = f", {_bytes_text(condition.target_bytes)} short" if condition.target_bytes else ""
         yield "condition", f"{where}{condition.state.value}{missing}: {formats.printable(condition.reason.text)}"

@@ -14,12 +14,11 @@ from api.quantity import parse_quantity
 from cli import formats
 from cli.fleet.api_server import AgentReply
 from cli.tables import TableHeading, format_table
+from cli.top.charts import is_online, is_reclaimed
 from exporters.view.cycle_view import ContainerView, View
 
 MAX_NAMES_PER_PROBLEM = 3
 """Maximum number of names of one kind of problem in a row."""
-RECLAIMED_QOS = "reclaimed_cores"
-ONLINE_QOS = ("shared_cores", "dedicated_cores")
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,7 +84,7 @@ def node_row(reply: AgentReply[View]) -> NodeRow:
         return NodeRow(
             node=member.node, pod=member.pod, problem=reply.problem, remedy=reply.remedy, allocatable_cores=allocatable
         )
-    waits = [(c.wait.p99_us, c.pod) for c in view.containers if _is_online(c) and c.wait and c.wait.p99_us is not None]
+    waits = [(c.wait.p99_us, c.pod) for c in view.containers if is_online(c) and c.wait and c.wait.p99_us is not None]
     worst = max(waits, default=(None, ""))
     advertised, evictions = view.reported_headroom or view.headroom, view.evictions
     return NodeRow(
@@ -138,9 +137,9 @@ def pod_rows(reply: AgentReply[View], names: Sequence[str] = ()) -> list[PodRow]
 def interference_ms(container: ContainerView, view: View) -> float | None:
     """Milliseconds a second that an online container's tasks waited for a CPU held by reclaimed pods. None for other
     containers, and without blame data. The view lists only the worst aggressors; others do not count."""
-    if not _is_online(container) or container.blame is None:
+    if not is_online(container) or container.blame is None:
         return None
-    batch = [c.cgroup for c in view.containers if c.qos == RECLAIMED_QOS]
+    batch = [c.cgroup for c in view.containers if is_reclaimed(c)]
     return sum(
         ms
         for aggressor, ms in container.blame.culprits
@@ -265,10 +264,6 @@ def pod_table(rows: Sequence[PodRow]) -> list[str]:
 def pools_text(pools: dict[str, int]) -> str:
     """Format pool sizes: `reclaim 4, share 6`."""
     return ", ".join(f"{formats.printable(name)} {cpus}" for name, cpus in sorted(pools.items())) or formats.ABSENT
-
-
-def _is_online(container: ContainerView) -> bool:
-    return container.qos in ONLINE_QOS
 
 
 def _ms_per_s(value: float | None) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cli.formats import figures, printable
 from cli.probe.commands import probe_command
-from cli.probe.interval import DisplayedInterval, ProbeInterval, path_tail
+from cli.probe.interval import DisplayedInterval, ProbeInterval, head_lines, path_tail
 from probes.registry import BY_NAME
 
 CELL_WIDTH, MIN_NAME_WIDTH, MAX_NAME_WIDTH = 8, 20, 60
@@ -53,10 +53,7 @@ def blame_rows(interval: ProbeInterval) -> list[CgroupBlame]:
 
 def render_blame_matrix(interval: ProbeInterval, width: int, height: int | None) -> Group:
     """Pure: `rest` sums the aggressors without a column; an aggressor that did not wait has a line without numbers."""
-    head = f"{interval.probe}, form {interval.form}, {interval.interval_s:.1f} s: milliseconds a second of wait"
-    lines = [Text(f"{head} for a CPU, by its holder", style="bold")]
-    if interval.problem:
-        lines.append(Text(printable(interval.problem), style="yellow"))
+    lines = head_lines(interval, "milliseconds a second of wait for a CPU, by its holder")
     rows = blame_rows(interval)
     aggressors = _aggressors(rows)
     by_name = {victim.cgroup: victim for victim in rows}

@@ -107,6 +107,19 @@ class DisplayedInterval(msgspec.Struct, frozen=True, kw_only=True):
 BAR_WIDTH = 40
 
 
+def head_lines(interval: ProbeInterval, title: str = "") -> list[Text]:
+    """Render probe, form and length of the interval, with `title`, and the probe's problem if it has one."""
+    head = f"{interval.probe}, form {interval.form}, {interval.interval_s:.1f} s{title and f': {title}'}"
+    lines = [Text(head, style="bold")]
+    return [*lines, Text(printable(interval.problem), style="yellow")] if interval.problem else lines
+
+
+def duration_texts(durations: Durations) -> tuple[str, str, str]:
+    """Return mean, median and 99th percentile as text; `durations` has a count and a histogram."""
+    p50, p99 = (duration((quantile_ns(durations.slots or (), q) or 0.0) / 1000) for q in (0.5, 0.99))
+    return duration(durations.sum_ns / durations.count / 1000), p50, p99
+
+
 def path_tail(name: str, width: int) -> str:
     """Shorten a path to `width` cells at its beginning, because its end distinguishes it."""
     return name if cell_len(name) <= width else f"…{name[len(name) - width + 1 :]}"
@@ -146,10 +159,7 @@ NANOSECOND_SUFFIXES = ("_ns", ".by_cgroup")
 def render_interval(shown: DisplayedInterval, height: int | None) -> Group:
     """Render a head line, the table and the histograms, as much as fits into `height` lines."""
     interval = shown.interval
-    head = f"{interval.probe}, form {interval.form}, {interval.interval_s:.1f} s"
-    parts: list[Any] = [Text(head, style="bold")]
-    if interval.problem:
-        parts.append(Text(printable(interval.problem), style="yellow"))
+    parts: list[Any] = list(head_lines(interval))
     used = len(parts)
     numbers = [(cgroup, cell) for cgroup, cell in shown.cells if not isinstance(cell.value, Durations)]
     if not shown.cells:
@@ -223,9 +233,8 @@ def _change_label(cgroup: str, cell: ChangeCell) -> Text:
 
 
 def _duration_histogram(label: Text, durations: Durations) -> list[Text]:
+    mean, p50, p99 = duration_texts(durations)
     slots = durations.slots
-    mean = duration(durations.sum_ns / durations.count / 1000)
     if slots is None or not any(slots):
         return [Text(), label + Text(f": {durations.count}, mean {mean}")]
-    p50, p99 = (duration((quantile_ns(slots, q) or 0.0) / 1000) for q in (0.5, 0.99))
     return [Text(), label + Text(f": {durations.count}, mean {mean}, p50 {p50}, p99 {p99}"), *slot_bars(slots)]

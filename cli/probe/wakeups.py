@@ -9,11 +9,10 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
 from rich.text import Text
 
-from api.histogram import quantile_ns
 from api.measurements import Durations
 from cli.formats import duration, figures, printable
 from cli.probe.commands import probe_command
-from cli.probe.interval import DisplayedInterval, ProbeInterval, path_tail
+from cli.probe.interval import DisplayedInterval, ProbeInterval, duration_texts, head_lines, path_tail
 from probes.registry import BY_NAME
 
 EXTERNAL_WAKERS = {"interrupt": "interrupt", "kernel_thread": "kernel threads"}
@@ -119,10 +118,7 @@ def render_wakeups(shown: DisplayedInterval, height: int | None) -> Group:
 
 def render_wakeup_chains(interval: ProbeInterval, width: int, height: int | None) -> Group:
     """Pure: chains take at most half of the lines."""
-    head = f"{interval.probe}, form {interval.form}, {interval.interval_s:.1f} s: wakeups and latency, by waker"
-    lines = [Text(head, style="bold")]
-    if interval.problem:
-        lines.append(Text(printable(interval.problem), style="yellow"))
+    lines = head_lines(interval, "wakeups and latency, by waker")
     pairs = hops(interval)
     if not pairs:
         return Group(*lines, Text("no wakeups", style="dim"))
@@ -153,7 +149,7 @@ def _hop_table(pairs: Sequence[WakeupHop], seconds: float, width: int, room: int
         cells = (
             f"{figures(hop.times.count / seconds)}",
             duration(hop.times.sum_ns / seconds / 1000),
-            *_latency_cells(hop),
+            *duration_texts(hop.times),
         )
         lines.append(Text.assemble((label, "cyan"), "".join(cell.rjust(CELL_WIDTH) for cell in cells)))
     if room < len(pairs):
@@ -161,17 +157,10 @@ def _hop_table(pairs: Sequence[WakeupHop], seconds: float, width: int, room: int
     return lines
 
 
-def _latency_cells(hop: WakeupHop) -> tuple[str, str, str]:
-    """Return mean, median and 99th percentile."""
-    slots = hop.times.slots or ()
-    p50, p99 = (duration((quantile_ns(slots, q) or 0.0) / 1000) for q in (0.5, 0.99))
-    return duration(hop.times.sum_ns / hop.times.count / 1000), p50, p99
-
-
 def _chain_line(link: ChainLink, seconds: float) -> Text:
     if link.hop is None:
         return Text(printable(link.name), style="cyan")
-    mean, _, p99 = _latency_cells(link.hop)
+    mean, _, p99 = duration_texts(link.hop.times)
     numbers = f"  {figures(link.hop.times.count / seconds)}/s, mean {mean}, p99 {p99}"
     return Text.assemble("  " * link.depth + f"{ARROW} ", (printable(link.name), "cyan"), numbers)
 

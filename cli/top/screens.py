@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,23 +12,22 @@ from rich.text import Text
 from cli import formats
 from cli.top.blame_matrix import blame_matrix
 from cli.top.charts import bar
-from cli.top.container_table import cgroup_label, fit_label, label_style, right_align
+from cli.top.container_table import (
+    MIN_NAME_WIDTH,
+    TableColumn,
+    cgroup_label,
+    columns_that_fit,
+    compact_duration,
+    compact_percent,
+    compact_size,
+    fit_label,
+    label_style,
+)
 from exporters.view.activity import PressureView
 from exporters.view.cycle_view import ContainerView, View
 
 REFAULT_MAX_AGE_CYCLES = 15
 """Number of cycles that a value stays on the screen which is not read in every cycle."""
-_NO_SPACES = str.maketrans({" ": None})
-
-
-class ScreenColumn(NamedTuple):
-    """A column; `value` is also the sort key. On a narrow terminal the columns of lowest importance are dropped first."""
-
-    title: str
-    width: int
-    importance: int
-    value: Callable[[ContainerView], float | None]
-    format: Callable[[float | None], str]
 
 
 class TopScreen(NamedTuple):
@@ -37,15 +36,7 @@ class TopScreen(NamedTuple):
     key: str
     short: str
     title: str
-    columns: tuple[ScreenColumn, ...]
-
-
-def _compact(format_value: Callable[[float | None], str]) -> Callable[[float | None], str]:
-    return lambda value: format_value(value).translate(_NO_SPACES)
-
-
-def _compact_size(value: float | None) -> str:
-    return formats.size(None if value is None else int(value)).translate(_NO_SPACES).removesuffix("iB")
+    columns: tuple[TableColumn, ...]
 
 
 def _milliseconds(value: float | None) -> str:
@@ -68,43 +59,43 @@ def _uninterruptible_threads(c: ContainerView) -> float | None:
 
 OVERVIEW = TopScreen("1", "overview", "overview", ())
 RUNQ_LATENCY = TopScreen("2", "waits", "interference", (
-    ScreenColumn("waiting", 8, 9, lambda c: c.wait_cores, formats.cores),
-    ScreenColumn("p99", 6, 8, lambda c: c.wait.p99_us if c.wait else None, _compact(formats.duration)),
-    ScreenColumn("p50", 6, 6, lambda c: c.wait.p50_us if c.wait else None, _compact(formats.duration)),
-    ScreenColumn("cpu", 5, 7, lambda c: c.cpu_cores, formats.cores),
-    ScreenColumn("thrtl", 5, 5, lambda c: c.throttled_ratio, _compact(formats.percent)),
-    ScreenColumn("longest", 8, 4, lambda c: c.throttle_p99_us, _compact(formats.duration)),
-    ScreenColumn("waits", 8, 3, lambda c: c.wait.count if c.wait else None, formats.integer),
+    TableColumn("waiting", 8, 9, lambda c: c.wait_cores, formats.cores),
+    TableColumn("p99", 6, 8, lambda c: c.wait.p99_us if c.wait else None, compact_duration),
+    TableColumn("p50", 6, 6, lambda c: c.wait.p50_us if c.wait else None, compact_duration),
+    TableColumn("cpu", 5, 7, lambda c: c.cpu_cores, formats.cores),
+    TableColumn("thrtl", 5, 5, lambda c: c.throttled_ratio, compact_percent),
+    TableColumn("longest", 8, 4, lambda c: c.throttle_p99_us, compact_duration),
+    TableColumn("waits", 8, 3, lambda c: c.wait.count if c.wait else None, formats.integer),
 ))  # fmt: skip
 MEMORY = TopScreen("3", "memory", "memory and reclaim", (
-    ScreenColumn("memory", 7, 9, lambda c: c.memory_bytes, _compact_size),
-    ScreenColumn("limit", 6, 7, lambda c: c.memory_limit_bytes, _compact_size),
-    ScreenColumn("used", 5, 6, _memory_used_ratio, _compact(formats.percent)),
-    ScreenColumn("direct", 7, 8, lambda c: c.reclaim.direct_ms if c.reclaim else None, _milliseconds),
-    ScreenColumn("at limit", 9, 7, lambda c: c.reclaim.limit_ms if c.reclaim else None, _milliseconds),
-    ScreenColumn("pages", 7, 3, lambda c: c.reclaim.pages if c.reclaim else None, _tenths),
-    ScreenColumn("refault", 8, 5, lambda c: c.refaults, _tenths),
-    ScreenColumn("stall", 6, 4, lambda c: c.memory_pressure_ratio, _compact(formats.percent)),
-    ScreenColumn("oom", 4, 2, lambda c: c.oom_kills, formats.integer),
+    TableColumn("memory", 7, 9, lambda c: c.memory_bytes, compact_size),
+    TableColumn("limit", 6, 7, lambda c: c.memory_limit_bytes, compact_size),
+    TableColumn("used", 5, 6, _memory_used_ratio, compact_percent),
+    TableColumn("direct", 7, 8, lambda c: c.reclaim.direct_ms if c.reclaim else None, _milliseconds),
+    TableColumn("at limit", 9, 7, lambda c: c.reclaim.limit_ms if c.reclaim else None, _milliseconds),
+    TableColumn("pages", 7, 3, lambda c: c.reclaim.pages if c.reclaim else None, _tenths),
+    TableColumn("refault", 8, 5, lambda c: c.refaults, _tenths),
+    TableColumn("stall", 6, 4, lambda c: c.memory_pressure_ratio, compact_percent),
+    TableColumn("oom", 4, 2, lambda c: c.oom_kills, formats.integer),
 ))  # fmt: skip
 THREADS = TopScreen("4", "threads", "threads and pressure", (
-    ScreenColumn("run", 5, 9, lambda c: c.threads_by_state.runnable if c.threads_by_state else None, formats.integer),
-    ScreenColumn("stuck", 5, 8, _uninterruptible_threads, formats.integer),
-    ScreenColumn("i/o", 5, 6, lambda c: c.threads_by_state.iowait if c.threads_by_state else None, formats.integer),
-    ScreenColumn("asleep", 7, 5, lambda c: c.threads_by_state.sleeping if c.threads_by_state else None, formats.integer),
-    ScreenColumn("load1", 6, 4, lambda c: c.load[0] if c.load else None, formats.cores),
-    ScreenColumn("cpu", 6, 8, lambda c: c.cpu_pressure_ratio, _compact(formats.percent)),
-    ScreenColumn("memory", 7, 7, lambda c: c.memory_pressure_ratio, _compact(formats.percent)),
-    ScreenColumn("disk", 6, 6, lambda c: c.io_pressure_ratio, _compact(formats.percent)),
+    TableColumn("run", 5, 9, lambda c: c.threads_by_state.runnable if c.threads_by_state else None, formats.integer),
+    TableColumn("stuck", 5, 8, _uninterruptible_threads, formats.integer),
+    TableColumn("i/o", 5, 6, lambda c: c.threads_by_state.iowait if c.threads_by_state else None, formats.integer),
+    TableColumn("asleep", 7, 5, lambda c: c.threads_by_state.sleeping if c.threads_by_state else None, formats.integer),
+    TableColumn("load1", 6, 4, lambda c: c.load[0] if c.load else None, formats.cores),
+    TableColumn("cpu", 6, 8, lambda c: c.cpu_pressure_ratio, compact_percent),
+    TableColumn("memory", 7, 7, lambda c: c.memory_pressure_ratio, compact_percent),
+    TableColumn("disk", 6, 6, lambda c: c.io_pressure_ratio, compact_percent),
 ))  # fmt: skip
 IO = TopScreen("5", "i/o", "disk and network", (
-    ScreenColumn("read/s", 7, 9, lambda c: c.traffic.disk_read if c.traffic else None, _compact_size),
-    ScreenColumn("write/s", 7, 9, lambda c: c.traffic.disk_write if c.traffic else None, _compact_size),
-    ScreenColumn("p99", 6, 7, lambda c: c.traffic.disk_p99_us if c.traffic else None, _compact(formats.duration)),
-    ScreenColumn("stall", 6, 5, lambda c: c.io_pressure_ratio, _compact(formats.percent)),
-    ScreenColumn("sent/s", 7, 8, lambda c: c.traffic.sent if c.traffic else None, _compact_size),
-    ScreenColumn("recv/s", 7, 8, lambda c: c.traffic.received if c.traffic else None, _compact_size),
-    ScreenColumn("retrans", 8, 6, lambda c: c.traffic.retransmits if c.traffic else None, _tenths),
+    TableColumn("read/s", 7, 9, lambda c: c.traffic.disk_read if c.traffic else None, compact_size),
+    TableColumn("write/s", 7, 9, lambda c: c.traffic.disk_write if c.traffic else None, compact_size),
+    TableColumn("p99", 6, 7, lambda c: c.traffic.disk_p99_us if c.traffic else None, compact_duration),
+    TableColumn("stall", 6, 5, lambda c: c.io_pressure_ratio, compact_percent),
+    TableColumn("sent/s", 7, 8, lambda c: c.traffic.sent if c.traffic else None, compact_size),
+    TableColumn("recv/s", 7, 8, lambda c: c.traffic.received if c.traffic else None, compact_size),
+    TableColumn("retrans", 8, 6, lambda c: c.traffic.retransmits if c.traffic else None, _tenths),
 ))  # fmt: skip
 SCREENS = {screen.key: screen for screen in (OVERVIEW, RUNQ_LATENCY, MEMORY, THREADS, IO)}
 HELP_LINES = (
@@ -144,7 +135,7 @@ def _cgroup_table(
     view: View, history: Sequence[View], screen: TopScreen, sort: int, size: tuple[int, int]
 ) -> list[Text]:
     width, height = size
-    columns = _columns_that_fit(screen.columns, width)
+    columns = columns_that_fit(screen.columns, width - MIN_NAME_WIDTH - 1)
     sort_column = screen.columns[sort] if 0 <= sort < len(screen.columns) else None
     cgroups = _carry_refaults(view, history)
     if sort_column is None:
@@ -153,14 +144,14 @@ def _cgroup_table(
         cgroups.sort(key=lambda c: (sort_column.value(c) is None, -(sort_column.value(c) or 0.0)))
     name_width = width - sum(column.width + 1 for column in columns)
     heads = [set_cell_size("cgroup" + (" ▾" if sort_column is None else ""), name_width)]
-    heads += [right_align(("▾" if column is sort_column else "") + column.title, column.width) for column in columns]
+    heads += [column.align(("▾" if column is sort_column else "") + column.title) for column in columns]
     lines = [Text(" ".join(heads), style="dim")]
     max_rows = max(height - 1, 0)
     shown = cgroups[:max_rows] if len(cgroups) <= max_rows else cgroups[: max(max_rows - 1, 0)]
     for c in shown:
         line = Text.assemble((fit_label(cgroup_label(c), name_width), label_style(c)))
         for column in columns:
-            line.append(" " + right_align(column.format(column.value(c)), column.width))
+            line.append(" " + column.cell(c))
         lines.append(line)
     hidden = len(cgroups) - len(shown) + view.other_cgroups - len(view.others)
     if hidden > 0 and len(lines) < height:
@@ -177,17 +168,6 @@ def _carry_refaults(view: View, history: Sequence[View]) -> list[ContainerView]:
         c if c.refaults is not None else msgspec.structs.replace(c, refaults=latest.get(c.cgroup))
         for c in (*view.containers, *view.others)
     ]
-
-
-def _columns_that_fit(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
-    free = width - 14
-    selected = []
-    for column in sorted(columns, key=lambda c: -c.importance):
-        if column.width + 1 > free:
-            break
-        free -= column.width + 1
-        selected.append(column)
-    return [column for column in columns if column in selected]
 
 
 def _memory_header(view: View, width: int) -> list[Text]:

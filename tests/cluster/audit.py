@@ -1,4 +1,4 @@
-"""The requests of service accounts to the API server, from its audit log."""
+"""Reads the requests of service accounts from the API server's audit log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLICY = {
 
 
 class AuditedRequest(NamedTuple):
-    """One kind of request: `resource` with its subresource, as roles have them."""
+    """One kind of request; `resource` includes the subresource, as in roles."""
 
     group: str
     resource: str
@@ -29,7 +29,7 @@ class AuditedRequest(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One request, and what came of it."""
+    """One request and its result."""
 
     request: AuditedRequest
     status: int
@@ -44,7 +44,7 @@ def words(folder: Path) -> list[str]:
 
 
 def entries(folder: Path, account: str) -> Iterator[Entry]:
-    """Requests of one account, `namespace/name`, in the order in which they were answered; watches when they begin."""
+    """Yield the requests of one account, `namespace/name`, in the order of their responses; watches when they begin."""
     user = f"system:serviceaccount:{account.replace('/', ':')}"
     for line in (folder / "audit.log").read_text().splitlines():
         document = json.loads(line)

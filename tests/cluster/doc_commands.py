@@ -1,4 +1,4 @@
-"""Pages whose commands are run: fenced blocks, in their order, and what they answered when the page was written.
+"""Runs the fenced commands of a page in their order and compares their output with that of the page.
 
 A block `sh` is one script; `sh until` is repeated until it answers as written, `sh fails` must end badly. The block `text`
 after it is its answer, line by line: `…` stands for anything within a line, and alone on one for any number of lines.
@@ -27,14 +27,14 @@ class Step(NamedTuple):
 
 
 def blocks(page: str) -> list[tuple[int, str, str]]:
-    """Line, kind and text of every fenced block."""
+    """Return line, kind and text of every fenced block."""
     return [
         (page.count("\n", 0, item.start()) + 1, item["kind"].strip(), item["text"]) for item in _FENCE.finditer(page)
     ]
 
 
 def steps(page: str) -> Iterator[Step]:
-    """The commands, each with its answer where it has one."""
+    """Yield the commands, each with its expected output if it has one."""
     result = blocks(page)
     for number, (line, kind, text) in enumerate(result):
         if kind.split(" ")[0] == "sh":
@@ -43,7 +43,7 @@ def steps(page: str) -> Iterator[Step]:
 
 
 def answers(text: str, expected: str) -> bool:
-    """Whether it is what was written."""
+    """Return whether the output is the expected one."""
     parts = []
     for line in expected.rstrip("\n").split("\n"):
         parts.append("(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + "\n")
@@ -51,7 +51,7 @@ def answers(text: str, expected: str) -> bool:
 
 
 def follow(step: Step, settings: Mapping[str, str], folder: Path, seconds: float) -> None:
-    """Do it. Raises AssertionError with what was said last."""
+    """Run one step. Raises AssertionError with the last output."""
     last = [""]
 
     def once() -> bool:

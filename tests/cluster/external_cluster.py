@@ -20,7 +20,7 @@ _FILES = {
 
 
 class ExternalCluster:
-    """Tests may change it once it says so: it has a namespace of the name CONSENT. Raises Missing where it has not."""
+    """The cluster of KUBECONFIG, which tests may change if it has the namespace CONSENT. Raises Missing otherwise."""
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self.kubeconfig, self._folder = kubeconfig, folder
@@ -35,7 +35,7 @@ class ExternalCluster:
             ) from None
 
     def kubectl(self, *words: object, text: str | None = None) -> str:
-        """What it prints. Raises Failed."""
+        """Return the output of kubectl. Raises Failed."""
         settings: Mapping[str, str] = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
         return printed([self._kubectl, *map(str, words)], settings, text)
 

@@ -21,12 +21,12 @@ exec "$@"
 
 
 def mount_command(tree: Path) -> tuple[str, ...]:
-    """What goes before a command that is to see it."""
+    """Return the prefix of a command that sees these files."""
     return ("unshare", "--mount", "sh", "-c", _MOUNTS, str(tree))
 
 
 def write_topology(tree: Path, cpus: int) -> None:
-    """The files, below an empty folder."""
+    """Write the files below an empty folder."""
     every = f"0-{cpus - 1}\n"
     for cpu in range(cpus):
         there, core = tree / f"cpu/cpu{cpu}", cpu // 2
@@ -60,7 +60,7 @@ def _entry(first: str, cpu: int) -> str:
 
 
 def _copy(source: Path, goal: Path, depth: int) -> None:
-    """Plain files, as far as they can be read, and folders so deep."""
+    """Copy the readable files down to this depth."""
     goal.mkdir(parents=True, exist_ok=True)
     for item in os.scandir(source):
         if item.is_dir(follow_symlinks=False):

@@ -23,11 +23,11 @@ from tests.cluster.daemons import wait
 from tests.cluster.server import JSON, MERGE, Server
 
 Request = tuple[str, str, dict[str, Any]]
-"""Method, path and body."""
+"""Method, path and body of a request."""
 
 
 class Agents:
-    """Servers of agents in a thread of their own, and sockets that never answer."""
+    """Agents' HTTP servers in a thread of their own, and sockets that never answer."""
 
     def __init__(self, host: str) -> None:
         self._host, self._loop = host, asyncio.new_event_loop()
@@ -44,7 +44,7 @@ class Agents:
         round_: bool = True,
         lacks: tuple[DoctorCheck, ...] = (),
     ) -> int:
-        """One more; its port."""
+        """Start one more server and return its port."""
         server = AgentServer(
             journal=DecisionJournal(None), version="1.2.3", configuration=lambda: configuration, checks=lambda: lacks,
             web_config=web_config, stale_s=3600,
@@ -56,7 +56,7 @@ class Agents:
         return port
 
     def silent(self) -> int:
-        """A port that takes connections and says nothing."""
+        """Return a port that accepts connections and never answers."""
         self._sockets.append(socket.create_server((self._host, 0)))
         return int(self._sockets[-1].getsockname()[1])
 
@@ -78,7 +78,7 @@ class Agents:
 
 
 class Fleet:
-    """Nodes and agents' pods as the API server has them, all of one label and one namespace."""
+    """Node and pod objects of agents, all with one label and in one namespace."""
 
     def __init__(self, server: Server, host: str, namespace: str) -> None:
         self.server, self.host, self.namespace = server, host, namespace
@@ -92,12 +92,12 @@ class Fleet:
             self.server.ask(method, path, body, MERGE if method == "PATCH" else JSON)
 
     def agent(self, node: str, port: int, scheme: str = "HTTP") -> None:
-        """A node with an agent's pod on it that says to run and is probed there."""
+        """Create a node with a running agent's pod, whose health probe has this port and scheme."""
         for method, path, body in (*self._node(node), *self._pod(node, port, scheme)):
             self.server.ask(method, path, body, MERGE if method == "PATCH" else JSON)
 
     async def many(self, nodes: list[str], port: int, client: KubeClient) -> None:
-        """The same, at once."""
+        """Create nodes with agents' pods concurrently."""
         turns = asyncio.Semaphore(16)
 
         async def item(node: str) -> None:
@@ -131,14 +131,14 @@ class Fleet:
         return [("POST", pods, created), ("PATCH", f"{pods}/agent-{node}/status", status)]
 
     def remove(self) -> None:
-        """The nodes; pods go first, as no kubelet would ever say that they are gone."""
+        """Delete the pods without grace, because no kubelet confirms their end, and then the nodes."""
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         self.server.ask("DELETE", pods, {"gracePeriodSeconds": 0})
         self.server.ask("DELETE", f"/api/v1/nodes?labelSelector={self.label}")
 
 
 class Reviewing:
-    """An agent with exporters.tokenReview: serves the users that the API server accepts; busy at first."""
+    """An agent that reviews tokens at the API server; it answers its first review with 429."""
 
     def __init__(self, server: Server, host: str) -> None:
         self._server, self._host = server, host

@@ -1,4 +1,4 @@
-"""What is installed with: the image, built once for what it is made of, and helm."""
+"""The image, built once per content, and helm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILES = ("deploy/Dockerfile", "deploy/image", "requirements.lock", "pyproject.t
 
 
 def image_archive() -> Path:
-    """The image, as it would be built of this tree; the one before it goes. Raises Missing."""
+    """Return the archive of this tree's image and delete the previous one. Raises Missing."""
     digest = hashlib.sha256()
     files = [ROOT / name for name in _FILES]
     files += sorted(path for name in _CODE for path in (ROOT / name).rglob("*") if _is_code(path))
@@ -47,7 +47,7 @@ def _is_code(path: Path) -> bool:
 
 
 def helm(cluster: Cluster, *words: object) -> str:
-    """What it prints. Raises Failed."""
+    """Return the output of helm. Raises Failed."""
     folder = cluster.names.run / "helm"
     settings = {"PATH": os.environ["PATH"], "HOME": str(folder), "KUBECONFIG": str(cluster.kubeconfig)}
     return printed([str(compiled_program("helm")), *map(str, words)], settings)

@@ -12,7 +12,7 @@ from tests.cluster.names import CONTROL, Names
 
 
 def lay(names: Names) -> None:
-    """The bridge, and the control plane at it."""
+    """Create the bridge and connect the control plane to it."""
     _ip("link", "add", names.bridge, "type", "bridge")
     _ip("addr", "add", f"{names.host}/24", "dev", names.bridge)
     _ip("link", "set", names.bridge, "up")
@@ -20,7 +20,7 @@ def lay(names: Names) -> None:
 
 
 def add(names: Names, node: str, others: Sequence[str]) -> None:
-    """A node at the bridge, and the ways to its pods for everybody there: no address is translated."""
+    """Connect a node to the bridge and add routes to its pods; no address is translated."""
     _plug(names, node)
     space = names.space(node)
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Pods that really run, of a QoS level, and what the kernel holds of them."""
+"""Running pods of a QoS level, and their cgroup files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from tests.cluster.cgroups import ROOT
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.node import Node
-from tests.cluster.objects import a_pod
+from tests.cluster.objects import IDLING, a_pod
 from tests.cluster.server import Server
 
-QOS = "katalyst.kubewharf.io/qos_level"
-IDLING = "trap exit TERM; while :; do sleep 1; done"
 IDLE = "cpu.idle"
 
 
@@ -51,11 +49,11 @@ class Pod:
 
     @property
     def idle(self) -> bool:
-        """Whether the pod gets CPU only when it is idle, by whichever knob."""
+        """Return whether a cgroup of the pod has cpu.idle set."""
         return any((group / IDLE).read_text() == "1\n" for group in self.cgroups())
 
     def knobs(self) -> dict[str, str]:
-        """Everything that could have been written."""
+        """Return every writable CPU file by cgroup and name."""
         files = [file for group in self.cgroups() for file in group.glob("cpu.*") if file.name not in _READ_ONLY]
         return {f"{file.parent.name}/{file.name}": file.read_text() for file in sorted(files)}
 
@@ -68,12 +66,11 @@ def run(
     cluster: Cluster, namespace: str, name: str, level: str, command: str = IDLING,
     annotations: Mapping[str, str] | None = None, resources: Mapping[str, Any] | None = None, node: Node | None = None,
 ) -> Pod:  # fmt: skip
-    """A pod of this level, running; on the first node unless another is named."""
+    """Create a pod of this level and wait until it runs; on the first node by default."""
     node = node or cluster.nodes[0]
-    created = a_pod(name)
-    created["metadata"]["annotations"] = {QOS: level, **(annotations or {})}
+    created = a_pod(name, level, command, resources)
+    created["metadata"]["annotations"] |= annotations or {}
     created["spec"]["nodeName"] = node.name
-    created["spec"]["containers"][0] |= {"command": ["sh", "-c", command], "resources": dict(resources or {})}
     cluster.server.ask("POST", f"/api/v1/namespaces/{namespace}/pods", created)
     pod = Pod(cluster.server, namespace, name, node)
     wait(f"pod {name}", lambda: pod.running)

@@ -1,4 +1,4 @@
-"""The API server as seen by tests: plain requests over the standard library, so that our own client has a peer."""
+"""The API server for tests: plain requests by the standard library, independent of the product's client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "applic
 
 
 class Refused(Exception):
-    """The API server said no."""
+    """The API server refused a request."""
 
     def __init__(self, status: int, body: str) -> None:
         self.status, self.body = status, body
@@ -55,11 +55,11 @@ class Server:
             connection.close()
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = JSON, seconds: float = 30) -> Any:
-        """The same, decoded."""
+        """Return the decoded response. Raises as `text`."""
         return json.loads(self.text(method, path, body, kind, seconds))
 
     def refusal(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Refused | None:
-        """Ask; why not, where it says no."""
+        """Send a request; return the refusal, or None if it was accepted."""
         try:
             self.text(method, path, body, kind)
         except Refused as error:

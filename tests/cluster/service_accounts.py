@@ -15,7 +15,7 @@ from tests.cluster.server import Refused
 
 RBAC = "rbac.authorization.k8s.io"
 LENDING = {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}
-"""What the chart adds with agent.extendedResources."""
+"""Rule that the chart adds with agent.extendedResources."""
 
 
 def shipped(name: str) -> list[tuple[str, Any]]:
@@ -26,12 +26,12 @@ def shipped(name: str) -> list[tuple[str, Any]]:
 
 
 class Account:
-    """One service account, made where it is missing, with a token and a kubeconfig file for programs outside of pods."""
+    """One service account, created if missing, with a token and a kubeconfig for programs outside of pods."""
 
     def __init__(
         self, cluster: Cluster, name: str, namespace: str, folder: Path, more: Sequence[Mapping[str, Any]] = ()
     ) -> None:
-        """`more` are rules for all of the cluster."""
+        """Create the account and its roles; `more` are additional rules for the whole cluster."""
         self._cluster, self._name, self._namespace, self._more = cluster, name, namespace, more
         self.token, self.kubeconfig = folder / f"{name}.token", folder / f"{name}.kubeconfig"
         self.authority = cluster.control.authority.certificate("ca")
@@ -54,7 +54,7 @@ class Account:
         return f"{self._name}-{self._namespace}"
 
     def forget(self) -> None:
-        """Remove what is not in its namespace, and so does not go with it."""
+        """Delete the cluster-wide objects, which the deletion of the namespace would leave."""
         for kind in ("clusterrolebindings", "clusterroles"):
             self._cluster.server.ask("DELETE", f"/apis/{RBAC}/v1/{kind}/{self._role}")
 

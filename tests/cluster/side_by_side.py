@@ -29,14 +29,14 @@ from tests.cluster.stock_katalyst import (
 CPUS = 8
 NODE = "peer"
 NOWHERE = "/dioptase-nobody"
-"""Not a cgroup, so that what Katalyst writes for reclaimed pods has no effect."""
+"""Path of no cgroup, so that Katalyst's writes for reclaimed pods have no effect."""
 RESOURCE_PREFIX = "resource.katalyst.kubewharf.io/reclaimed_"
 ROOT_FLAG = f"--reclaim-relative-root-cgroup-path={NOWHERE}"
 ADVISED = tuple(f"--{kind}-resource-plugin-advisor=true" for kind in ("cpu", "memory"))
 
 
 def pod(name: str, qos: str, requests: dict[str, str]) -> dict[str, Any]:
-    """As a kubelet lists it."""
+    """Return a pod as the kubelet lists it."""
     container = {"name": "main", "image": "none", "resources": {"requests": requests, "limits": {}}}
     text = {"name": "main", "ready": True, "containerID": f"containerd://{name}", "state": {"running": {}}}
     annotations = {"katalyst.kubewharf.io/qos_level": qos, "cgroup.dioptase.io/main": f"{NOWHERE}/{name}"}
@@ -54,7 +54,7 @@ PODS = {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [WEB, BA
 
 @contextmanager
 def stand(cluster: Cluster, program: Path) -> Iterator[KatalystAndDioptase]:
-    """The node, on the API server's machine; nothing of either agent runs when it is left."""
+    """Yield the node, in the API server's network namespace; both agents are ended afterwards."""
     folder = cluster.names.run / uuid.uuid4().hex[:4]
     fake_cpu_topology.write_topology(folder / "machine", CPUS)
     place = Place(
@@ -66,7 +66,7 @@ def stand(cluster: Cluster, program: Path) -> Iterator[KatalystAndDioptase]:
     pods_file(dioptase).write_text(json.dumps(PODS))
     cluster.server.ask("POST", "/api/v1/nodes", {"metadata": {"name": NODE}})
     try:
-        dioptase.start(STAND_IN, "python3", HERE / "stand_in.py", "0.0.0.0", pods_file(dioptase))
+        dioptase.start(STAND_IN, "python3", HERE / "fake_kubelet.py", "0.0.0.0", pods_file(dioptase))
         yield dioptase
     finally:
         dioptase.end()
@@ -74,7 +74,7 @@ def stand(cluster: Cluster, program: Path) -> Iterator[KatalystAndDioptase]:
 
 
 def found_by_orm(dioptase: KatalystAndDioptase) -> str:
-    """Has its ORM look for plugins where its QRM's are."""
+    """Return the option that makes Katalyst's ORM look for plugins where its QRM's are."""
     return f"--plugin-registration-dir={dioptase.folder}/qrm"
 
 
@@ -98,9 +98,8 @@ def start_ours(dioptase: KatalystAndDioptase, *options: str, **sockets: list[str
 
 @contextmanager
 def both() -> Iterator[Mapping[str, int]]:
-    """All of Katalyst's parts that work next to each other, and dioptase with Malachite, both sockets' protocols and the
-    API server;
-    process ids by name, once they have settled."""
+    """Run all parts of Katalyst that can run together, and dioptase with Malachite, both socket protocols and the API server;
+    yield the process ids by name once both have reported."""
     program = obtain_katalyst()
     cluster = create_cluster(0)
     try:

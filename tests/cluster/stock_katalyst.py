@@ -32,23 +32,23 @@ MAPPED = ",".join(
 
 
 def obtain_katalyst(cache: Path = CACHE) -> Path:
-    """The program, at the version in modules/katalyst. Raises Missing."""
+    """Return the path of the program, at the version in modules/katalyst. Raises Missing."""
     return compiled(NAME, MODULE, PACKAGES, cache)
 
 
 class Place(NamedTuple):
-    """Where both run."""
+    """The place where both agents run."""
 
     space: str
-    """The network namespace."""
+    """Name of the network namespace."""
     address: str
-    """The address of the namespace."""
+    """Address in the namespace."""
     inside: tuple[str, ...]
-    """Prefix of each command, so that it sees the right files."""
+    """Prefix of each command, for its mount namespace."""
 
 
 class KatalystAndDioptase:
-    """Both agents at one place. `folder` is a short one: sockets are in it."""
+    """Both agents at one place. `folder` has a short path, because it holds sockets."""
 
     def __init__(self, cluster: Cluster, place: Place, program: Path, folder: Path, name: str) -> None:
         self.cluster, self.place, self.folder, self.name = cluster, place, folder, name
@@ -58,7 +58,7 @@ class KatalystAndDioptase:
 
     @property
     def sockets(self) -> dict[str, str]:
-        """Of our settings."""
+        """Return the socket paths of dioptase's settings."""
         return {
             "advisorDir": f"{self.folder}/advisor",
             "pluginDir": f"{self.folder}/plugins",
@@ -80,7 +80,7 @@ class KatalystAndDioptase:
         self.cluster.daemons.wait(DIOPTASE, lambda: self.metrics()["dioptase_build_info"], 60)
 
     def start_stock(self, name: str, agents: Sequence[str], *flags: str) -> None:
-        """Theirs, with these of its parts; each such process has a lock and a port of its own."""
+        """Start a Katalyst agent with these parts; each such process has a lock and a port of its own."""
         folder = self.folder
         port = METRICS + len(list(folder.glob("*.lock")))
         (folder / f"{name}.lock").touch()
@@ -106,7 +106,7 @@ class KatalystAndDioptase:
         )  # fmt: skip
 
     def start(self, name: str, *words: object) -> None:
-        """A program at the place, as a daemon of the cluster."""
+        """Start a program at the place as a daemon of the cluster."""
         self.cluster.daemons.start(name, self.place.space, (*self.place.inside, *words))
 
     def end(self) -> None:
@@ -116,7 +116,7 @@ class KatalystAndDioptase:
                 self.cluster.daemons.end(name, signal.SIGTERM, seconds=15)
 
     def metrics(self) -> dict[str, float]:
-        """Of own_cluster, by name and labels as they are written. Raises CalledProcessError."""
+        """Return dioptase's samples by name and labels in text format. Raises CalledProcessError."""
         url = f"http://{self.place.address}:9102/metrics"
         code = f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())"
         words = ["nsenter", f"--net={SPACES / self.place.space}", sys.executable, "-c", code]
@@ -128,7 +128,7 @@ class KatalystAndDioptase:
         }
 
     def state(self, kind: str) -> dict[str, Any]:
-        """What their QRM plugin of `cpu` or `memory` has on disk."""
+        """Return the state file of Katalyst's QRM plugin of `cpu` or `memory`."""
         text: dict[str, Any] = json.loads((self.folder / f"state/{kind}_plugin_state").read_text())
         return text
 
@@ -136,6 +136,6 @@ class KatalystAndDioptase:
         return self.cluster.daemons.log(name).read_text(errors="replace")
 
     def cnr(self) -> dict[str, Any]:
-        """What is published of the node. Raises Refused."""
+        """Return the CustomNodeResource of the node. Raises Refused."""
         result: dict[str, Any] = self.cluster.server.ask("GET", f"{CNRS}/{self.name}")
         return result

@@ -20,7 +20,6 @@ from tests.cluster.server import MERGE, Refused, Server
 from tests.live.agent_process import Agent
 
 pytestmark = pytest.mark.cluster
-QOS = "katalyst.kubewharf.io/qos_level"
 RSS, MEMORY = "rss-overuse-eviction-plugin", "system-memory-pressure-eviction-plugin"
 TAINT = "node.katalyst.kubewharf.io/MemoryPressure"
 CreatedPod = Mapping[str, Any]
@@ -66,10 +65,7 @@ def node(own_cluster: Cluster, cluster: object, tmp_path: Path) -> Node:
 
 def reclaimed(name: str, memory: str = "1Mi", **labels: str) -> dict[str, Any]:
     """A pod that uses more than a part of what it requests."""
-    pod = a_pod(name, **labels)
-    pod["metadata"]["annotations"] = {QOS: "reclaimed_cores"}
-    pod["spec"]["containers"][0]["resources"] = {"requests": {"memory": memory}}
-    return pod
+    return a_pod(name, "reclaimed_cores", resources={"requests": {"memory": memory}}, **labels)
 
 
 def create_running_pod(server: Server, namespace: str, pod: dict[str, Any]) -> CreatedPod:
@@ -207,9 +203,8 @@ def test_a_pod_that_fills_the_file_system_is_evicted_by_the_method_of_its_level(
     """Containers of reclaimed pods are stopped, and the kubelet starts them again; shared pods are deleted, whatever budgets
     say. What layers hold the runtime tells, which looks every ten seconds."""
     fills = "trap exit TERM; dd if=/dev/zero of=/full bs=1M count=64; while :; do sleep 1; done"
-    stopped, deleted, idle = reclaimed("stopped"), a_pod("deleted", app="deleted"), reclaimed("idle")
-    for pod in (stopped, deleted):
-        pod["spec"]["containers"][0]["command"] = ["sh", "-c", fills]
+    stopped, deleted, idle = reclaimed("stopped"), a_pod("deleted", command=fills, app="deleted"), reclaimed("idle")
+    stopped["spec"]["containers"][0]["command"][-1] = fills
     writer, needed, small = (create_running_pod(server, workspace, pod) for pod in (stopped, deleted, idle))
     guarded(server, workspace, app="deleted")
     plugin = "rootfs-pressure-eviction-plugin"

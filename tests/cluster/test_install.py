@@ -36,7 +36,6 @@ AGENT, CONTROLLER = f"{RELEASE}-agent", f"{RELEASE}-controller"
 CONFIG, NODE = "config.katalyst.kubewharf.io", "node.katalyst.kubewharf.io"
 CGROUPS = Path("/sys/fs/cgroup")
 KNOBS = ("cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.idle", "cpu.weight", "cpu.max", "cpuset.cpus")
-QOS = "katalyst.kubewharf.io/qos_level"
 # Bits of CAP_PERFMON and CAP_BPF: include/uapi/linux/capability.h.
 CAPABILITIES = 1 << 38 | 1 << 39
 RARE = {
@@ -160,9 +159,7 @@ def installed(own_cluster: Cluster, server: Server) -> Iterator[Installed]:
         "create", "clusterrolebinding", "reader", f"--clusterrole={RELEASE}-reader", "--serviceaccount=installed:reader"
     )
     for name, level in (("web", "shared_cores"), ("batch", "reclaimed_cores")):
-        pod = a_pod(name)
-        pod["metadata"]["annotations"] = {QOS: level}
-        server.ask("POST", "/api/v1/namespaces/installed/pods", pod)
+        server.ask("POST", "/api/v1/namespaces/installed/pods", a_pod(name, level))
     for name in ("web", "batch"):
         wait(f"the pod {name}", lambda name=name: running(server, "installed", name))
     values = {

@@ -25,12 +25,11 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.node import SOCKET, Node
-from tests.cluster.objects import a_pod
+from tests.cluster.objects import IDLING, a_pod
 from tests.cluster.server import Server
 
 pytestmark = pytest.mark.cluster
-KATALYST = "katalyst.kubewharf.io"
-QOS, MEMORY = f"{KATALYST}/qos_level", f"{KATALYST}/memory_enhancement"
+MEMORY = "katalyst.kubewharf.io/memory_enhancement"
 V1 = Path("/sys/fs/cgroup/cpu").exists()
 CPUS = Path("/sys/devices/system/cpu/online").read_text().strip()
 ALL = set(parse_cpu_list(CPUS))
@@ -47,7 +46,6 @@ NO_NRI = {"kubelet": {"nriSocket": ""}}
 FILES = ("cpuset/cpuset.cpus", "cpu/cpu.shares", "cpu/cpu.cfs_quota_us")
 # What its own first instructions find; the files are those of its own cgroup.
 TELL = "cat " + " ".join(f"/sys/fs/cgroup/{file}" for file in FILES)
-STAY = "trap exit TERM; while :; do sleep 1; done"
 LEVELS = {
     "web": ("shared_cores", "burstable", {"cpu": "200m"}),
     "db": ("dedicated_cores", "", {"cpu": "1", "memory": "32Mi"}),
@@ -66,12 +64,10 @@ class Pods:
     def run(self, name: str) -> None:
         """And wait until it runs: it is of the level that its name up to a number has in LEVELS."""
         level, qos, requests = LEVELS[name.rstrip("0123456789")]
-        pod = a_pod(name)
-        pod["metadata"]["annotations"] = {QOS: level}
-        container = pod["spec"]["containers"][0]
-        container |= {"command": ["sh", "-c", f"{TELL}; {STAY}"], "resources": {"requests": requests}}
-        if not qos:  # Guaranteed
-            container["resources"]["limits"] = requests
+        guaranteed = not qos
+        resources = {"requests": requests, **({"limits": requests} if guaranteed else {})}
+        pod = a_pod(name, level, f"{TELL}; {IDLING}", resources)
+        if guaranteed:
             pod["metadata"]["annotations"][MEMORY] = '{"numa_binding": "true"}'
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         self._uids[name] = self._server.ask("POST", path, pod)["metadata"]["uid"]

@@ -83,9 +83,8 @@ def test_pods_of_two_nodes_reach_each_other_and_services(two_nodes: Cluster) -> 
     assert all(two_nodes.ready(node.name) for node in two_nodes.nodes)
     pods = "/api/v1/namespaces/default/pods"
     for number in (1, 2):
-        pod = a_pod(f"on{number}", on=str(number))
+        pod = a_pod(f"on{number}", command=f"while :; do echo from {number} | nc -l -p 8080; done", on=str(number))
         pod["spec"]["nodeName"] = f"node{number}"
-        pod["spec"]["containers"][0]["command"] = ["sh", "-c", f"while :; do echo from {number} | nc -l -p 8080; done"]
         server.ask("POST", pods, pod)
     service = {
         "metadata": {"name": "two"},

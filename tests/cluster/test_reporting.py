@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +30,13 @@ from kube.client import KubeClient
 from tests.agent.katalyst.test_reporter_plugins import killed, plugin
 from tests.agent.reporter import two_socket_server
 from tests.agent.reporter.test_cnr import ADVERTISED, advice, finished
+from tests.builders.waiting import until, until_async
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import wait
 from tests.cluster.external_cluster import ExternalCluster
 from tests.cluster.objects import a_pod
 from tests.cluster.server import Refused, Server
-from tests.live.agent_process import Agent, eventually
+from tests.live.agent_process import Agent
 
 pytestmark = pytest.mark.cluster
 CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
@@ -45,13 +44,6 @@ CNRS = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
 
 def a_name() -> str:
     return f"test-{uuid.uuid4().hex[:10]}"
-
-
-async def until(what: Callable[[], bool], look: Callable[[], Any], seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not what():
-            await look()
-            await asyncio.sleep(0.05)
 
 
 def this_machine() -> dict[str, Any]:
@@ -92,7 +84,7 @@ async def test_an_agent_says_what_this_machine_is_and_what_its_plugins_say(
             names = {entry["propertyName"] for entry in total["spec"]["nodeResourceProperties"]}
             return "status" in total and {"rack", "cis"} <= names
 
-        eventually(f"the agent reports: {agent.log}", text_of, 60)
+        until(text_of, lambda: f"the agent reports: {agent.log}", 60)
         result = definitions.ask("GET", f"{CNRS}/{name}")
         assert agent.end() == 0
     await killed(process)
@@ -143,13 +135,13 @@ async def test_what_a_plugin_says_is_gone_after_it_was_killed(
 
     process = await plugin(tmp_path / "a.sock", "a", "7")
     try:
-        await until(lambda: racks() == ["7"], look)
+        await until_async(lambda: racks() == ["7"], step=look)
         assert (writer.problem(), reporters.problem()) == (None, None)
         process.send_signal(signal.SIGSTOP)
         await look()
         assert racks() == ["7"], "it may only be slow"
         await killed(process)
-        await until(lambda: racks() == [], look)
+        await until_async(lambda: racks() == [], step=look)
         assert reporters.problem() is not None
     finally:
         reporters.close()
@@ -209,10 +201,8 @@ async def test_a_server_of_48_cores_is_taken_as_it_is(definitions: Server, clien
 
 
 def asking_for(name: str, millicores: int) -> dict[str, Any]:
-    pod = a_pod(name)
     amounts = {RECLAIMED_CPU: str(millicores), RECLAIMED_MEMORY: "1Gi"}
-    pod["spec"]["containers"][0]["resources"] = {"requests": amounts, "limits": amounts}
-    return pod
+    return a_pod(name, resources={"requests": amounts, "limits": amounts})
 
 
 async def test_a_stock_scheduler_goes_by_what_is_lent(
@@ -246,7 +236,9 @@ async def test_a_stock_scheduler_goes_by_what_is_lent(
         allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]
         assert allocatable[RECLAIMED_CPU] == "6k", "the API server writes quantities its own way"
         # There is more, and the pod need not be touched. The agent keeps syncing meanwhile.
-        await until(lambda: scheduled("waits")[0] == "True", lambda: extended.sync(time.monotonic()), 90)
+        await until_async(
+            lambda: scheduled("waits")[0] == "True", seconds=90, step=lambda: extended.sync(time.monotonic())
+        )
     finally:
         await extended.withdraw()
     allocatable = server.ask("GET", f"/api/v1/nodes/{node}")["status"]["allocatable"]

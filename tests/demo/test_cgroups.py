@@ -186,6 +186,6 @@ def test_losing_the_race_for_the_lock_changes_nothing(tmp_path: Path, monkeypatc
 
 
 def test_a_tree_that_cannot_be_written_is_unavailable_with_a_remedy() -> None:
-    with pytest.raises(Unavailable, match="cgroups cannot be made: /proc/a: ") as caught:
+    with pytest.raises(Unavailable, match="cgroups cannot be created: /proc/a: ") as caught:
         DemoCgroups.make({"cpu": Path("/proc")}, None, ("a", "b"))
     assert "root" in caught.value.remedy

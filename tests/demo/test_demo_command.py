@@ -18,7 +18,8 @@ import pytest
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from cli.agent_process import free_port, is_port_free
 from demo.launch import ROOT
-from tests.demo.test_workloads import eventually, mentioning
+from tests.builders.waiting import until
+from tests.demo.test_workloads import mentioning
 from tests.kernel.real_cgroups import require_writable_cgroups
 
 ONLINE, BATCH = (f"dioptase-test-demo-{os.getpid()}-{name}" for name in ("online", "batch"))
@@ -105,7 +106,7 @@ def test_a_run_ends_by_itself_and_leaves_a_summary_and_nothing_else(hierarchy: H
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_like_the_duration_does(hierarchy: Hierarchy, tmp_path: Path, signum: signal.Signals) -> None:
     demo = Demo(tmp_path, 0)
-    assert eventually(lambda: (hierarchy.primary / BATCH).exists() and demo.note.exists())
+    until(lambda: (hierarchy.primary / BATCH).exists() and demo.note.exists())
     demo.process.send_signal(signum)
     code, text = demo.output()
     assert code == 0, text
@@ -118,10 +119,10 @@ def test_a_signal_ends_it_like_the_duration_does(hierarchy: Hierarchy, tmp_path:
 @pytest.mark.kernel
 def test_after_kill_9_no_process_is_left_and_the_next_demo_starts(hierarchy: Hierarchy, tmp_path: Path) -> None:
     demo = Demo(tmp_path, 0)
-    assert eventually(demo.note.exists)
+    until(demo.note.exists)
     demo.process.kill()
     demo.output()
-    assert eventually(lambda: not mentioning(demo.mark)), mentioning(demo.mark)
+    until(lambda: not mentioning(demo.mark), lambda: mentioning(demo.mark))
     assert demo.note.read_text().endswith("SIGTERM\n")
     assert (hierarchy.primary / ONLINE).exists()
     code, text = Demo(tmp_path, 3).output()
@@ -176,7 +177,7 @@ def test_a_second_demo_is_refused_with_a_remedy(hierarchy: Hierarchy, tmp_path: 
     (tmp_path / "other").mkdir()
     demo = Demo(tmp_path, 0)
     try:
-        assert eventually(demo.note.exists)
+        until(demo.note.exists)
         code, text = Demo(tmp_path / "other", 3).output()
     finally:
         demo.process.terminate()
@@ -195,11 +196,11 @@ def test_without_writable_cgroups_it_runs_dry_and_says_so(hierarchy: Hierarchy, 
     if "unshare" in text or "mount:" in text:
         pytest.skip(f"no mount namespace of our own here: {text.splitlines()[0]}")
     assert code == 0, text
-    assert "! cgroups cannot be made" in text
+    assert "! cgroups cannot be created" in text
     assert "Read-only file system" in text
     assert "! remedy: run as root" in text
     assert demo_act(tmp_path) == "dry-run"
-    assert "none were made, none touched" in text
+    assert "none were created or changed" in text
     assert re.search(r"^with batch +[\d,]{3,} ", text, re.M), text
 
 

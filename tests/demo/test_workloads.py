@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from demo.launch import ROOT, launch_in_cgroups, module_command
 from demo.online import bind_service, pieces_for
 from demo.schedule import ConstantRate
 from demo.workloads import MAX_RATE, DemoWorkloads, WorkloadSize, demo_wave, size_for
+from tests.builders.waiting import until
 
 pytestmark = pytest.mark.kernel
 SMALL = WorkloadSize(cpus=1, service_us=500, workers=2, burners=2)
@@ -33,15 +32,6 @@ while not (loads.client.values()[-2] and loads.units()): time.sleep(0.01)
 print("running", flush=True)
 time.sleep(600)
 """
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def mentioning(text: str) -> set[int]:
@@ -106,7 +96,7 @@ def test_memory_burners_hold_memory_and_page_cache_and_leave_nothing(tmp_path: P
     loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch(memory=True)
-        assert eventually(lambda: min(loads.batch.values()) > 2 * ARENA_MIB)
+        until(lambda: min(loads.batch.values()) > 2 * ARENA_MIB)
         workers = _workers(loads.process("batch").pid)
         largest = max(memory_kib_of(pid, "VmHWM") for pid in workers)
         assert largest >= (ARENA_MIB << 10) * 0.9
@@ -127,9 +117,9 @@ def test_burners_count_their_units_and_can_run_idle(tmp_path: Path) -> None:
     loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch(idle=True)
-        assert eventually(lambda: min(loads.batch.values()) > 10)
+        until(lambda: min(loads.batch.values()) > 10)
         before = loads.units()
-        assert eventually(lambda: loads.units() > before)
+        until(lambda: loads.units() > before)
         workers = _workers(loads.process("batch").pid)
         assert [os.sched_getscheduler(pid) for pid in workers] == [os.SCHED_IDLE] * 2
         assert loads.ended() is None
@@ -141,9 +131,9 @@ def test_a_worker_that_dies_ends_its_job_visibly(tmp_path: Path) -> None:
     loads = DemoWorkloads(SMALL, tmp_path)
     try:
         loads.start_batch()
-        assert eventually(lambda: min(loads.batch.values()) > 0)
+        until(lambda: min(loads.batch.values()) > 0)
         os.kill(_workers(loads.process("batch").pid)[0], signal.SIGKILL)
-        assert eventually(lambda: loads.ended() is not None)
+        until(lambda: loads.ended() is not None)
         assert loads.ended() == "the batch process ended by itself with exit code 1"
     finally:
         loads.close()
@@ -158,10 +148,10 @@ def test_no_process_outlives_a_killed_parent(tmp_path: Path, signum: int) -> Non
         try:
             assert parent.stdout is not None
             assert parent.stdout.readline() == b"running\n"
-            assert eventually(lambda: len(mentioning(mark)) == 1 + (1 + 2) + (1 + 2) + 1)
+            until(lambda: len(mentioning(mark)) == 1 + (1 + 2) + (1 + 2) + 1)
         finally:
             parent.send_signal(signum)
-    assert eventually(lambda: not mentioning(mark)), f"left behind: {mentioning(mark)}"
+    until(lambda: not mentioning(mark), lambda: f"left behind: {mentioning(mark)}")
 
 
 def test_the_end_signal_is_the_requested_one(tmp_path: Path) -> None:
@@ -177,9 +167,9 @@ def test_the_end_signal_is_the_requested_one(tmp_path: Path) -> None:
         f"launch_in_cgroups([sys.executable, '-c', {child!r}, {str(out)!r}, {str(ready)!r}], end_signal=15); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
-        assert eventually(ready.exists)
+        until(ready.exists)
         process.kill()
-    assert eventually(lambda: out.exists() and out.read_text() == "put back")
+    until(lambda: out.exists() and out.read_text() == "put back")
 
 
 def test_our_modules_start_from_a_directory_with_a_namesake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

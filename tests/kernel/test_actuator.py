@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from agent.qrm.actuator.actuator import Actuator
@@ -12,6 +10,7 @@ from agent.qrm.actuator.writer import KnobWriter
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus
 from api.knobs import Knob
+from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import ODD, KnobCgroup, nested, statuses
 
 pytestmark = pytest.mark.kernel
@@ -49,10 +48,7 @@ def test_the_quota_really_throttles(batch: KnobCgroup, actuator: Actuator) -> No
     stat = batch.cgroup.file("cpu", "cpu.stat")
     actuator.apply([batch.decide(Knob.QUOTA, "20000 100000")])
     batch.cgroup.burn()
-    deadline = time.monotonic() + 60
-    while "nr_throttled 0" in stat.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert "nr_throttled 0" not in stat.read_text()
+    until(lambda: "nr_throttled 0" not in stat.read_text(), seconds=60)
 
 
 def test_leaving_idle_restores_the_owner_s_weight_and_not_the_default(batch: KnobCgroup, actuator: Actuator) -> None:

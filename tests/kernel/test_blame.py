@@ -17,6 +17,7 @@ from api.measurements import Blame
 from cli.probe.commands import cgroup_paths
 from probes.btf import Btf, BtfError
 from probes.runqlat import RunqLatencyProbe
+from tests.builders.waiting import until
 from tests.kernel.blame_window import (
     FORMS,
     MS,
@@ -35,7 +36,7 @@ from tests.kernel.blame_window import (
     watch,
     weigh,
 )
-from tests.kernel.open_probes import LAST_CPU, Schedstat, eventually, probe
+from tests.kernel.open_probes import LAST_CPU, Schedstat, probe
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.kernel.test_runqlat import Hog
 
@@ -150,11 +151,11 @@ def test_what_a_quota_did_before_the_probe_was_opened_is_no_part_of_any_wait(for
         limit(victim)
         pin(victim)
         pin(neighbour)
-        assert eventually(lambda: throttled_ns(victim) > 300 * MS)
+        until(lambda: throttled_ns(victim) > 300 * MS)
         limit(victim, -1)
         time.sleep(0.3)
         with probe(form) as source:
-            assert eventually(lambda: source.read(live(victim))[victim.id].count > 5)
+            until(lambda: source.read(live(victim))[victim.id].count > 5)
             blame = source.read_blame(live(victim, neighbour))[victim.id]
     assert blame.throttled_ns == 0
     assert parts(blame) > 5 * MS
@@ -242,7 +243,7 @@ def test_real_time_tasks_are_distinguished_from_neighbours(source: RunqLatencyPr
         # In the root cgroup: real-time tasks inside a version 1 cgroup need a budget of its own.
         fifo = subprocess.Popen([sys.executable, "-c", FIFO_HALF, str(LAST_CPU)])
         try:
-            assert eventually(lambda: os.sched_getscheduler(fifo.pid) == os.SCHED_FIFO)
+            until(lambda: os.sched_getscheduler(fifo.pid) == os.SCHED_FIFO)
             time.sleep(0.5)
             before, stat = shoot_at_arrival(source, [victim, neighbour]), Schedstat(fifo.pid)
             time.sleep(WINDOW_S)
@@ -307,7 +308,7 @@ def test_on_all_cpus_little_is_left_without_a_name(source: RunqLatencyProbe) -> 
     with several(*"abc") as groups:
         for group in groups:
             group.burn(2)
-        assert eventually(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
+        until(lambda: all(source.read(live(*groups))[group.id].count > 20 for group in groups))
         time.sleep(0.5)
         before, listed = source.read_blame(cgroup_paths()), cgroup_paths()
         time.sleep(WINDOW_S)
@@ -326,7 +327,7 @@ def test_numbers_only_grow_while_aggressors_come_and_go(source: RunqLatencyProbe
     with cgroup(hierarchy, "victim") as victim, cgroup(hierarchy, "steady") as steady:
         pin(victim)
         pin(steady)
-        assert eventually(lambda: source.read(live(victim, steady))[victim.id].count > 20)
+        until(lambda: source.read(live(victim, steady))[victim.id].count > 20)
         latest = source.read_blame(live(victim, steady))[victim.id]
         blamed_ns = 0
         for turn in range(6):
@@ -339,7 +340,7 @@ def test_numbers_only_grow_while_aggressors_come_and_go(source: RunqLatencyProbe
                 def blamed(live_: dict[int, str] = with_guest, path: str = path) -> bool:
                     return source.read_blame(live_)[victim.id].by_cgroup.get(path, 0) > 30 * MS
 
-                assert eventually(blamed)
+                until(blamed)
                 window = source.read_blame(with_guest)[victim.id]
                 _check_growth(latest, window)
                 blamed_ns += window.by_cgroup[guest.path]

@@ -15,7 +15,7 @@ from api.histogram import SLOT_COUNT
 from api.measurements import BlockIo, Durations
 from probes.blockio import FORMS, BlockIoProbe, decode, open_blockio
 from probes.cgroup_table import ROOT_CGROUP_ID
-from tests.kernel.open_probes import opened, started_in
+from tests.kernel.open_probes import probe_fixture, started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -53,11 +53,7 @@ print("dirty", flush=True)
 """
 
 
-@pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[BlockIoProbe]:
-    with opened(open_blockio, request.param) as probe:
-        assert probe.form == request.param
-        yield probe
+source = probe_fixture(open_blockio, FORMS)
 
 
 @pytest.fixture

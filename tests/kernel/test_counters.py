@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -24,7 +23,8 @@ from probes.counters import EVENTS, FORMS, OPTIONAL_EVENT, CountersProbe, counta
 from probes.perf_event import SOFTWARE, PerfEvent, open_on_cpu, read_count
 from probes.registry import BY_NAME
 from probes.remedies import REMEDIES
-from tests.kernel.open_probes import LAST_CPU, PINNED, eventually, having, opened, started_in
+from tests.builders.waiting import until
+from tests.kernel.open_probes import LAST_CPU, PINNED, having, opened, probe_fixture, started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_root, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -54,11 +54,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 """
 
 
-@pytest.fixture(params=FORMS)
-def probe(request: pytest.FixtureRequest) -> Iterator[CountersProbe]:
-    with opened(partial(open_counters, events=CLOCKS), request.param) as source:
-        assert source.form == request.param
-        yield source
+probe = probe_fixture(partial(open_counters, events=CLOCKS), FORMS)
 
 
 def counters_of(observed: ProbeReading, group: TestCgroup) -> CpuCounters:
@@ -110,7 +106,7 @@ def test_clocks_are_the_cpu_time_of_each_cgroup(probe: CountersProbe) -> None:
         two.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         two.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         two.start([sys.executable, "-c", "import time\nwhile True: time.sleep(0.001)"])
-        assert eventually(lambda: all(cpu_time_ns(group) > 700 * MS for group in (alone, two)))
+        until(lambda: all(cpu_time_ns(group) > 700 * MS for group in (alone, two)))
         for group in (alone, two):
             end(group)
         observed = probe.read(live)
@@ -200,7 +196,7 @@ def test_it_holds_no_descriptor_of_an_event(probe: CountersProbe) -> None:
     assert {str((here / str(fd)).readlink()) for fd in probe._loaded.descriptors} >= {"anon_inode:bpf-map"}
     held = {str(entry.readlink()) for entry in here.iterdir() if entry.is_symlink()}
     assert "anon_inode:[perf_event]" not in held
-    assert eventually(lambda: by_cpu(probe.read({})).keys() == set(online_cpus())), "and yet each CPU counts"
+    until(lambda: by_cpu(probe.read({})).keys() == set(online_cpus()), "and yet each CPU counts")
 
 
 def test_without_hardware_counters_it_says_so() -> None:
@@ -232,7 +228,7 @@ def test_the_third_counter_is_left_out_where_there_is_none() -> None:
     with pytest.raises(Unavailable, match="this machine has no hardware counters"):
         countable_events({**CLOCKS, "cycles": nonsense}, online_cpus()[0])
     with opened(partial(open_counters, events={**CLOCKS, OPTIONAL_EVENT: nonsense})) as source:
-        assert eventually(lambda: {of.misses for of in by_cpu(source.read({})).values()} == {None})
+        until(lambda: {of.misses for of in by_cpu(source.read({})).values()} == {None})
 
 
 def test_a_counter_that_stands_still_is_no_counter() -> None:

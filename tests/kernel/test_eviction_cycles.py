@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +30,8 @@ from api.eviction import EvictionEventReason
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from tests.agent.test_loop import Scripted
-from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.builders.waiting import PATIENCE_S, until
+from tests.kernel.real_cgroups import TestCgroup, cgroup
 from tests.kernel.test_signal_killer import IGNORING, SLEEP, run
 
 pytestmark = pytest.mark.kernel
@@ -39,7 +39,6 @@ pytestmark = pytest.mark.kernel
 MIB = 1 << 20
 RSS = "rss-overuse-eviction-plugin"
 EIGHT_MIB = "data = b'x' * (8 << 20)\n"
-PATIENCE_S = 30
 
 
 class Listed:
@@ -83,26 +82,27 @@ class Node:
             yield Loop(config=config, sensor=sensor, actuator=idle, sinks=[], evictor=EvictionRunner(config, killer))
 
 
-@pytest.fixture
-def hierarchy() -> Hierarchy:
-    return require_writable_cgroups()
-
-
 @contextmanager
 def node(hierarchy: Hierarchy, program: str) -> Iterator[Node]:
     with cgroup(hierarchy, "evict-web") as web, cgroup(hierarchy, "evict-batch") as batch:
         yield Node(hierarchy, web, batch, program)
 
 
-def rounds_until(loop: Loop, reason: EvictionEventReason) -> list[Cycle]:
+def cycles_until(loop: Loop, done: Callable[[Cycle], object]) -> list[Cycle]:
+    """Run cycles until one satisfies the condition; return all of them."""
+    cycles: list[Cycle] = []
+
+    def next_cycle() -> bool:
+        cycles.append(loop.run_cycle("tick"))
+        return bool(done(cycles[-1]))
+
+    until(next_cycle)
+    return cycles
+
+
+def cycles_until_event(loop: Loop, reason: EvictionEventReason) -> list[Cycle]:
     """Run cycles until an event with this reason is reported."""
-    done: list[Cycle] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while not done or reason not in {event.reason for event in done[-1].kills}:
-        assert time.monotonic() < deadline, done[-1]
-        done.append(loop.run_cycle("tick"))
-        time.sleep(0.02)
-    return done
+    return cycles_until(loop, lambda cycle: reason in {event.reason for event in cycle.kills})
 
 
 def alive(process: subprocess.Popen[bytes]) -> bool:
@@ -111,11 +111,12 @@ def alive(process: subprocess.Popen[bytes]) -> bool:
 
 def test_only_the_pod_that_uses_too_much_gets_sigterm_and_ends(hierarchy: Hierarchy) -> None:
     with node(hierarchy, SLEEP) as here, here.loop() as loop:
-        done = rounds_until(loop, EvictionEventReason.SUCCEEDED)
+        done = cycles_until_event(loop, EvictionEventReason.SUCCEEDED)
         assert here.batch.wait(PATIENCE_S) == -signal.SIGTERM
         victims = [victim for each in done for victim in (each.evictions.victims if each.evictions else ())]
         assert [(victim.pod, victim.dry_run) for victim in victims] == [("default/batch", False)]
         assert "above 1.05 times the 1.0 MiB" in victims[0].reason.text
+        assert 8 <= (victims[0].observed or 0) < 16, "times the request of 1 MiB: it wrote 8 MiB, and little else"
         kills = [(event.pod, event.reason) for each in done for event in each.kills]
         assert kills == [
             ("default/batch", EvictionEventReason.CREATED),
@@ -129,10 +130,10 @@ def test_only_the_pod_that_uses_too_much_gets_sigterm_and_ends(hierarchy: Hierar
 
 def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(hierarchy: Hierarchy) -> None:
     with node(hierarchy, IGNORING) as here, here.loop(rss=RssOveruseConfig(grace_s=1.0)) as loop:
-        cycles_before = rounds_until(loop, EvictionEventReason.CREATED)
+        cycles_before = cycles_until_event(loop, EvictionEventReason.CREATED)
         assert cycles_before[-1].evictions is not None
         assert (alive(here.batch), cycles_before[-1].evictions.terminating) == (True, ("default/batch",))
-        done = rounds_until(loop, EvictionEventReason.SUCCEEDED)
+        done = cycles_until_event(loop, EvictionEventReason.SUCCEEDED)
         assert here.batch.wait(PATIENCE_S) == -signal.SIGKILL
         at_ns = {event.reason: event.at_ns for each in (*cycles_before, *done) for event in each.kills}
         assert at_ns[EvictionEventReason.SUCCEEDED] - at_ns[EvictionEventReason.CREATED] >= 1_000_000_000
@@ -141,12 +142,7 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(hierarchy: 
 
 def test_a_dry_run_shows_the_victim_and_kills_no_process(hierarchy: Hierarchy) -> None:
     with node(hierarchy, SLEEP) as here, here.loop(dry_run=(RSS,)) as loop:
-        observed: list[Cycle] = []
-        deadline = time.monotonic() + PATIENCE_S
-        while not any(each.evictions and each.evictions.victims for each in observed):
-            assert time.monotonic() < deadline
-            observed.append(loop.run_cycle("tick"))
-            time.sleep(0.02)
+        observed = cycles_until(loop, lambda cycle: cycle.evictions and cycle.evictions.victims)
         assert observed[-1].evictions is not None
         assert [(victim.pod, victim.dry_run) for victim in observed[-1].evictions.victims] == [("default/batch", True)]
         after = [loop.run_cycle("tick") for _ in range(5)]

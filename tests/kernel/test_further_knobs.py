@@ -24,6 +24,7 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import Outcome, OutcomeStatus
 from api.knobs import Knob, Reason
 from cli.reset import reset
+from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import KnobCgroup, nested, statuses
 from tests.kernel.real_cgroups import cgroup
 
@@ -194,11 +195,8 @@ def test_a_quota_below_the_owner_s_burst_takes_it_down_and_both_come_back(
 def hold(group: KnobCgroup, anonymous_bytes: int, path: Path) -> None:
     """A process in the group that has that much anonymous memory and that file in its page cache."""
     process = group.cgroup.start([sys.executable, "-c", HOLD, str(anonymous_bytes), str(path)])
-    deadline = time.monotonic() + 60
-    while used(group) < anonymous_bytes + path.stat().st_size and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.05)
-    assert used(group) >= anonymous_bytes + path.stat().st_size
+    until(lambda: used(group) >= anonymous_bytes + path.stat().st_size, seconds=60)
+    assert process.poll() is None
 
 
 def used(group: KnobCgroup) -> int:
@@ -225,12 +223,7 @@ def test_a_limit_below_the_usage_is_reached_in_steps_and_kills_no_process(
 
 
 def finish(actuator: Actuator) -> Outcome:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if cgroup_id := actuator.finished():
-            return cgroup_id[0]
-        time.sleep(0.02)
-    raise AssertionError("nothing was done within a minute")
+    return until(actuator.finished, "a one-shot control is finished", 60)[0]
 
 
 def test_page_cache_is_dropped_in_a_thread_and_leaves_nothing_to_restore(

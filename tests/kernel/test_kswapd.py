@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import ProbeReading
 from api.measurements import Kswapd, ReclaimLatency
 from probes.kswapd import FORMS, NO_RECLAIM, KswapdProbe, nodes_with_memory, open_kswapd
-from tests.kernel.open_probes import opened
+from tests.kernel.open_probes import probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -27,11 +26,7 @@ with open(sys.argv[1], "rb", buffering=0) as file:
 """
 
 
-@pytest.fixture(params=FORMS)
-def probe(request: pytest.FixtureRequest) -> Iterator[KswapdProbe]:
-    with opened(open_kswapd, request.param) as source:
-        assert source.form == request.param
-        yield source
+probe = probe_fixture(open_kswapd, FORMS)
 
 
 def reclaim_of(observed: ProbeReading, group: TestCgroup) -> ReclaimLatency:
@@ -90,10 +85,3 @@ def test_every_numa_node_with_memory_has_its_kswapd(probe: KswapdProbe) -> None:
     assert isinstance(kswapd, dict)
     assert tuple(kswapd) == nodes_with_memory()
     assert all(isinstance(each, Kswapd) for each in kswapd.values())
-
-
-def test_a_closed_probe_says_so(probe: KswapdProbe) -> None:
-    probe.close()
-    probe.close()
-    with pytest.raises(Unavailable, match="is closed"):
-        probe.read({})

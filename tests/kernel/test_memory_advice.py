@@ -31,6 +31,7 @@ from api.knobs import Knob
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.snapshot import Snapshot
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -52,10 +53,7 @@ def group(tmp_path: Path) -> Iterator[TestCgroup]:
     with cgroup(require_writable_cgroups(), "advice") as groups:
         ready = tmp_path / "ready"
         groups.start([sys.executable, "-c", HOLD, str(tmp_path / "file"), str(ready)])
-        until = time.monotonic() + 20
-        while not ready.exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert ready.exists()
+        until(ready.exists)
         yield groups
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import Decision, OutcomeStatus
 from api.knobs import Knob, Reason
 from cli.reset import reset
+from tests.builders.waiting import until
 from tests.kernel.knob_cgroups import give_controllers
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
@@ -62,13 +61,6 @@ def decision(group: TestCgroup, value: int) -> Decision:
 
 def listed(group: TestCgroup) -> list[int]:
     return [int(line) for line in group.file("cpu", "cgroup.procs").read_text().split()]
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 def inside(group: TestCgroup, argv: list[str]) -> subprocess.Popen[bytes]:

@@ -7,15 +7,14 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import ProbeReading
 from api.measurements import OomVictim
 from probes.oomkill import OomKillProbe, open_oomkill
-from tests.kernel.open_probes import opened
+from tests.kernel.open_probes import opened, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -27,11 +26,7 @@ LACKING = "mark_victim of this kernel passes (s32"
 COMMAND = Path(sys.executable).name[:15]
 
 
-@pytest.fixture(params=TRACEPOINTS)
-def probe(request: pytest.FixtureRequest) -> Iterator[OomKillProbe]:
-    with opened(open_oomkill, request.param, lacking=LACKING) as source:
-        assert source.form == request.param
-        yield source
+probe = probe_fixture(open_oomkill, TRACEPOINTS, lacking=LACKING)
 
 
 def die(group: TestCgroup) -> int:
@@ -104,10 +99,3 @@ def test_more_kills_than_the_ring_holds_are_said_to_be_unknown(monkeypatch: pyte
     assert [victim.pid for victim in victims(observed)] == pids[1:]
     assert problem is not None
     assert problem.reason == "1 kills were not attributed: more than 2 happened between two reads"
-
-
-def test_a_closed_probe_says_so(probe: OomKillProbe) -> None:
-    probe.close()
-    probe.close()
-    with pytest.raises(Unavailable, match="is closed"):
-        probe.read({})

@@ -14,7 +14,8 @@ from api.snapshot import CgroupSample, NodeSample
 from probes import counters, doctor, migrations, registry
 from probes.deferred_loading import DeferredLoader
 from probes.doctor import missing_capabilities
-from tests.kernel.open_probes import eventually, having, opened
+from tests.builders.waiting import until
+from tests.kernel.open_probes import having, opened
 
 pytestmark = pytest.mark.kernel
 
@@ -194,9 +195,9 @@ def test_all_of_them_load_in_the_background_and_the_child_ends_with_the_last() -
     try:
         assert [probe.form for probe in background.probes] == ["loading"] * len(names)
         background.start()
-        assert eventually(lambda: not any(probe.form == "loading" for probe in background.probes), within_s=60)
+        until(lambda: not any(probe.form == "loading" for probe in background.probes), seconds=60)
         assert all(probe.form for probe in background.probes), [p for p in background.probes if not p.form]
-        assert eventually(lambda: children() <= before), "the compiling child has ended"
+        until(lambda: children() <= before, "the compiling child has ended")
         for probe in background.probes:
             probe.read({1: "/"})
     finally:

@@ -13,8 +13,8 @@ import pytest
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.measurements import SocketTraffic
 from probes.sockets import SocketsProbe, decode, open_sockets
-from tests.kernel.open_probes import opened, started_in
-from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
+from tests.kernel.open_probes import opened, probe_fixture, started_in
+from tests.kernel.real_cgroups import TestCgroup, cgroup
 
 pytestmark = pytest.mark.kernel
 
@@ -102,16 +102,7 @@ with socket.socket() as client:
 """Connects to a neighbour that never answers; what it sends to begin with is sent again after one second, and again."""
 
 
-@pytest.fixture(params=TRACEPOINTS)
-def source(request: pytest.FixtureRequest) -> Iterator[SocketsProbe]:
-    with opened(open_sockets, request.param) as probe:
-        assert probe.form == request.param
-        yield probe
-
-
-@pytest.fixture
-def hierarchy() -> Hierarchy:
-    return require_writable_cgroups()
+source = probe_fixture(open_sockets, TRACEPOINTS)
 
 
 def traffic(source: SocketsProbe, group: TestCgroup) -> SocketTraffic:

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from probes.softirq import FORMS, VECTORS, SoftIrqProbe, decode, open_softirq
-from tests.kernel.open_probes import opened
+from tests.kernel.open_probes import probe_fixture
 
 pytestmark = pytest.mark.kernel
 
 Times = Mapping[int, Mapping[str, int]]
 
 
-@pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[SoftIrqProbe]:
-    with opened(open_softirq, request.param) as probe:
-        assert probe.form == request.param
-        yield probe
+source = probe_fixture(open_softirq, FORMS)
 
 
 def times(source: SoftIrqProbe) -> Times:

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import ProbeReading
 from api.load_average import DECAYS, FIXED_POINT_ONE, FSHIFT, fixed_power_int
 from api.measurements import LoadAverages, ThreadStates
 from probes import bpf
 from probes.loader import load
 from probes.threads import FORMS, NO_THREADS, TaskIterator, ThreadsProbe, job, open_threads
-from tests.kernel.open_probes import eventually, opened
+from tests.builders.waiting import until
+from tests.kernel.open_probes import opened, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -46,11 +47,7 @@ while True:
 """
 
 
-@pytest.fixture(params=FORMS)
-def probe(request: pytest.FixtureRequest) -> Iterator[ThreadsProbe]:
-    with opened(open_threads, request.param) as source:
-        assert source.form == request.param
-        yield source
+probe = probe_fixture(open_threads, FORMS)
 
 
 @contextmanager
@@ -62,7 +59,7 @@ def vforked(group: TestCgroup, count: int, fifo: Path) -> Iterator[None]:
         yield
     finally:
         # Children that are not there yet come to an end too, as long as the FIFO is written to.
-        assert eventually(lambda: _released(fifo, parents), SLOW_S)
+        until(lambda: _released(fifo, parents), seconds=SLOW_S)
 
 
 def _released(fifo: Path, parents: list[subprocess.Popen[bytes]]) -> bool:
@@ -93,13 +90,13 @@ def test_three_burn_five_sleep_and_two_wait_for_their_children(probe: ThreadsPro
             return states_of(observed, group), states_of(observed, empty)
 
         with vforked(group, 2, tmp_path / "fifo"):
-            assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 2, SLOW_S)
+            until(lambda: states_of(probe.read(live), group).uninterruptible == 2, seconds=SLOW_S)
             group.burn(3)
             # A process that has just started may wait for its program's pages; then it is 20 times in a row as expected.
-            assert eventually(lambda: all(look() == (expected, NO_THREADS) for _ in range(20)), SLOW_S), look()
+            until(lambda: all(look() == (expected, NO_THREADS) for _ in range(20)), look, seconds=SLOW_S)
             listed = group.file("cpu", "tasks" if "cpu" in hierarchy.v1 else "cgroup.threads").read_text().split()
             assert len(listed) == 3 + 5 + 2 + 2
-        assert eventually(lambda: states_of(probe.read(live), group).uninterruptible == 0)
+        until(lambda: states_of(probe.read(live), group).uninterruptible == 0)
 
 
 def test_a_thread_counts_where_it_is_even_if_its_cpu_weight_comes_from_above(probe: ThreadsProbe) -> None:
@@ -110,7 +107,7 @@ def test_a_thread_counts_where_it_is_even_if_its_cpu_weight_comes_from_above(pro
         try:
             inner.start(["sleep", "600"])
             live = {outer.id: outer.path, inner.id: inner.path}
-            assert eventually(lambda: states_of(probe.read(live), inner).sleeping == 1)
+            until(lambda: states_of(probe.read(live), inner).sleeping == 1)
             assert states_of(probe.read(live), outer).sleeping == 0
         finally:
             inner.close()
@@ -120,7 +117,7 @@ def test_the_dead_are_not_counted(probe: ThreadsProbe) -> None:
     with cgroup(require_writable_cgroups(), "zombie") as group:
         parent = group.start([sys.executable, "-c", ZOMBIE])
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-        assert eventually(lambda: any(_is_zombie(child) for child in children.read_text().split()))
+        until(lambda: any(_is_zombie(child) for child in children.read_text().split()))
         counts = states_of(probe.read({group.id: group.path}), group)
     assert (counts.runnable, counts.uninterruptible, counts.sleeping) == (0, 0, 1)
 
@@ -141,7 +138,7 @@ def test_a_thread_that_reads_from_a_disk_is_in_iowait(tmp_path: Path) -> None:
     with opened(open_threads) as probe, cgroup(require_writable_cgroups(), "reads") as group:
         reader = group.start([sys.executable, "-c", READ_DISK, str(file)])
         live = {group.id: group.path}
-        assert eventually(lambda: bool(states_of(probe.read(live), group).iowait))
+        until(lambda: bool(states_of(probe.read(live), group).iowait))
         observed = [states_of(probe.read(live), group) for _ in range(200) if time.sleep(0.003) is None]
         assert reader.poll() is None
     assert all(each.runnable + each.uninterruptible + each.sleeping == 1 for each in observed)
@@ -186,9 +183,9 @@ def test_loads_add_up_to_the_nodes_own(census: TaskIterator, tmp_path: Path) -> 
     each thread that happens to run in one and not in the other makes a difference of 0.08, and eighteen are allowed."""
     hierarchy, samples = require_writable_cgroups(), 3
     with cgroup(hierarchy, "load") as group, vforked(group, 20, tmp_path / "fifo"):
-        assert eventually(lambda: census.count({}).get(group.id, NO_THREADS).uninterruptible == 20, SLOW_S)
+        until(lambda: census.count({}).get(group.id, NO_THREADS).uninterruptible == 20, seconds=SLOW_S)
         earlier = node_load()
-        assert eventually(lambda: node_load() != earlier), "the node takes a sample every five seconds"
+        until(lambda: node_load() != earlier, "the node takes a sample every five seconds")
         probe, before, began = ThreadsProbe(census), node_load(), time.monotonic()
         while time.monotonic() - began < 5 * samples + 0.5:
             time.sleep(0.02)
@@ -220,10 +217,3 @@ def test_statistics_count_a_run_for_each_thread(census: TaskIterator) -> None:
     finally:
         os.close(held)
     assert counted <= runs, "zombies are looked at as well, and the end is"
-
-
-def test_a_closed_probe_says_so(probe: ThreadsProbe) -> None:
-    probe.close()
-    probe.close()
-    with pytest.raises(Unavailable, match="is closed"):
-        probe.read({})

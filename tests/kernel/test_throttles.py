@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from itertools import pairwise
 
 import pytest
 
 from api.histogram import BOUNDS_NS, slot_of
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import ProbeReading
 from api.measurements import Durations
 from probes.per_cgroup_probe import NO_DURATIONS
 from probes.throttles import ThrottlesProbe, open_throttles
-from tests.kernel.open_probes import LAST_CPU, PINNED, eventually, opened
+from tests.builders.waiting import until
+from tests.kernel.open_probes import LAST_CPU, PINNED, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -27,11 +27,7 @@ TRACEPOINTS = ("tp_btf", "raw_tp")
 LACKING = "no member throttled_clock_self_time"
 
 
-@pytest.fixture(params=TRACEPOINTS)
-def probe(request: pytest.FixtureRequest) -> Iterator[ThrottlesProbe]:
-    with opened(open_throttles, request.param, lacking=LACKING) as source:
-        assert source.form == request.param
-        yield source
+probe = probe_fixture(open_throttles, TRACEPOINTS, lacking=LACKING)
 
 
 def limit_cpu(group: TestCgroup, quota_us: int = QUOTA_US) -> None:
@@ -93,7 +89,7 @@ def test_a_quota_above_holds_back_too_and_both_at_once_are_one_throttle(probe: T
         for group in (free, own):
             group.start([sys.executable, "-c", PINNED, str(LAST_CPU)])
         live = {group.id: group.path for group in (free, own)}
-        assert eventually(lambda: throttles_of(probe.read(live), free).count > 2)
+        until(lambda: throttles_of(probe.read(live), free).count > 2)
 
         def observed() -> list[tuple[int, int]]:
             counts = [throttles_of(probe.read(live), group) for group in (free, own)]
@@ -124,10 +120,3 @@ def test_counts_only_grow(probe: ThrottlesProbe) -> None:
     assert all(earlier.count <= later.count for earlier, later in pairwise(observed))
     assert all(earlier.sum_ns <= later.sum_ns for earlier, later in pairwise(observed))
     assert observed[-1].count >= 3
-
-
-def test_a_closed_probe_says_so(probe: ThrottlesProbe) -> None:
-    probe.close()
-    probe.close()
-    with pytest.raises(Unavailable, match="is closed"):
-        probe.read({})

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from api.histogram import BOUNDS_NS, slot_of
-from api.interfaces import Unavailable
 from api.measurements import Durations, Wakeups
 from api.rates import runq_latency_delta
 from probes.cgroup_table import ROOT_CGROUP_ID
@@ -22,8 +21,9 @@ from probes.loader import load
 from probes.maps import cpu_id_limit
 from probes.per_cgroup_probe import NO_DURATIONS
 from probes.wakeups import FORMS, NO_WAKEUPS, WakeupsProbe, job, open_wakeups
+from tests.builders.waiting import until
 from tests.kernel.blame_window import several
-from tests.kernel.open_probes import eventually, opened
+from tests.kernel.open_probes import opened, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup
 from tests.kernel.test_runqlat import Hog
 
@@ -127,11 +127,7 @@ def line(groups: Sequence[TestCgroup], *, answered: bool) -> list[Stage]:
     return stages
 
 
-@pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[WakeupsProbe]:
-    with opened(open_wakeups, request.param) as probe:
-        assert probe.form == request.param
-        yield probe
+source = probe_fixture(open_wakeups, FORMS)
 
 
 def read(source: WakeupsProbe, *groups: TestCgroup) -> dict[str, Wakeups]:
@@ -165,10 +161,10 @@ def watch(source: WakeupsProbe, stages: Sequence[Stage]) -> tuple[list[Wakeups],
     groups = [stage.group for stage in stages]
     # Where the machine is so busy that bytes find no sleeping reader (the kernel counts those), the run says nothing of them.
     for _ in range(3):
-        assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
+        until(lambda: all(state(stage.process.pid) == "S" for stage in stages))
         before, started, missed = read(source, *groups), [stage.slept() for stage in stages], left_out(source)
         run(stages[0])
-        assert eventually(lambda: all(state(stage.process.pid) == "S" for stage in stages))
+        until(lambda: all(state(stage.process.pid) == "S" for stage in stages))
         after, slept = read(source, *groups), [stage.slept() - at for stage, at in zip(stages, started, strict=True)]
         assert left_out(source) == missed, "CLOSE is not for what the kernel keeps from the programs"
         if min(slept) > (1 - CLOSE / 2) * TIMES:
@@ -302,10 +298,6 @@ def test_wakers_that_are_gone_leave_what_is_new_to_the_rest(source: WakeupsProbe
             assert after.interrupt.count >= reported.interrupt.count
 
 
-def test_the_best_form_is_taken_and_closing_ends_it() -> None:
+def test_the_best_form_is_taken() -> None:
     with opened(open_wakeups) as probe:
         assert probe.form == FORMS[0]
-        probe.read({ROOT_CGROUP_ID: "/"})
-    probe.close()
-    with pytest.raises(Unavailable, match="the probe wakeups is closed"):
-        probe.read({ROOT_CGROUP_ID: "/"})

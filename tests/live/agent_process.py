@@ -1,4 +1,4 @@
-"""A real agent process as a person would start it, and looks at what it does from outside."""
+"""Starts real agent processes and observes them from outside."""
 
 from __future__ import annotations
 
@@ -10,38 +10,30 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.builders.waiting import until
+from tests.builders.waiting import PATIENCE_S, until
 
 DIOPTASE = str(Path(sys.executable).with_name("dioptase"))
 
-PATIENCE_S = 200.0 if "DIOPTASE_VM" in os.environ else 20.0
-"""A guest whose every instruction is translated takes ten times as long."""
-
 
 def pods_file(path: Path, online: str, batch: str) -> Path:
-    """A pods file with one online and one reclaimed pod in these cgroups."""
+    """Write a pods file with one online and one reclaimed pod in these cgroups."""
     return write_pods(path, {online: "shared_cores", batch: "reclaimed_cores"}, ("web", "batch"))
 
 
 def write_pods(path: Path, levels: Mapping[str, str], names: Sequence[str] = ()) -> Path:
-    """A pods file with one pod in each of these cgroups, by QoS level."""
+    """Write a pods file with one pod per cgroup, of the given QoS level."""
     pods = [
         {"name": name, "annotations": {"katalyst.kubewharf.io/qos_level": level}, "containers": [{"cgroup": cgroup}]}
         for name, (cgroup, level) in zip(names or [f"pod-{n}" for n in range(len(levels))], levels.items(), strict=True)
     ]
     path.write_bytes(msgspec.yaml.encode({"pods": pods}))
     return path
-
-
-def eventually(what: str, check: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    """Wait until the check holds; fail with `what` after the timeout."""
-    until(check, what, seconds)
 
 
 class Agent:
@@ -73,8 +65,8 @@ class Agent:
 
     @property
     def url(self) -> str:
-        """Where it serves, once it said so."""
-        eventually(f"the agent serves: {self.log}", lambda: "page, API and metrics on" in self.log)
+        """Return the agent's URL, once its log has it."""
+        until(lambda: "page, API and metrics on" in self.log, lambda: f"the agent serves: {self.log}")
         result = re.search(r"http://\S+", self.log)
         assert result
         return result[0]
@@ -84,7 +76,7 @@ class Agent:
             return str(answer.read().decode())
 
     def view(self) -> dict[str, Any]:
-        """The latest round; waits for the second one, so that rates are there."""
+        """Return the latest cycle, at the earliest the second one, which has rates."""
         observed: dict[str, Any] = {}
 
         def ready() -> bool:
@@ -94,7 +86,7 @@ class Agent:
                 return False
             return int(observed["seq"]) >= 2
 
-        eventually(f"a second round: {self.log}", ready)
+        until(ready, lambda: f"a second round: {self.log}")
         return observed
 
     def end(self, number: int = signal.SIGTERM) -> int:

@@ -20,11 +20,12 @@ from agent.katalyst.plugin_registration import PluginIdentity, PluginRegistratio
 from api.proto import eviction_plugin_pb2 as wire
 from common.grpc_unix import GrpcServer, GrpcService, serve_on_socket
 from tests.agent.katalyst.test_eviction_plugin_clients import SERVICE, handlers
+from tests.builders.waiting import until
 from tests.dashboards.prometheus_server import free_port
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 from tests.kernel.test_eviction_cycles import EIGHT_MIB
 from tests.kernel.test_signal_killer import IGNORING, SLEEP, run
-from tests.live.agent_process import DIOPTASE, Agent, eventually
+from tests.live.agent_process import DIOPTASE, Agent
 
 pytestmark = pytest.mark.live
 RSS = "rss-overuse-eviction-plugin"
@@ -84,7 +85,7 @@ def test_a_pod_above_its_request_is_evicted_and_reported_everywhere(
 ) -> None:
     online, batch = run(groups[0], EIGHT_MIB + SLEEP), run(groups[1], EIGHT_MIB + SLEEP)
     with Agent(*options(groups, tmp_path)) as agent:
-        eventually("it leaves", lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"])
+        until(lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"], "it leaves")
         assert (batch.wait(20), online.poll()) == (-signal.SIGTERM, None)
         victim = evictions(agent)[0]["victim"]
         assert (victim["pod"], victim["plugin"], victim["dry_run"]) == ("default/batch", RSS, False)
@@ -105,10 +106,10 @@ def test_a_pod_above_its_request_is_evicted_and_reported_everywhere(
 def test_a_dry_run_of_the_agent_shows_the_victims(groups: tuple[TestCgroup, TestCgroup], tmp_path: Path) -> None:
     batch = run(groups[1], EIGHT_MIB + SLEEP)
     with Agent(*options(groups, tmp_path, "dry-run")) as agent:
-        eventually("it is shown", lambda: len(evictions(agent)) == 1)
+        until(lambda: len(evictions(agent)) == 1, "it is shown")
         assert evictions(agent)[0]["victim"]["dry_run"]
         shown = agent.view()["seq"]
-        eventually("some more rounds", lambda: agent.view()["seq"] >= shown + 4)
+        until(lambda: agent.view()["seq"] >= shown + 4, "some more rounds")
         assert (batch.poll(), reasons(agent)) == (None, [])
         assert "default/batch would be evicted: " in agent.log
 
@@ -120,13 +121,13 @@ def test_an_agent_killed_during_an_eviction_kills_no_pod_and_the_next_one_restar
     grace_s = 2.0
     request = options(groups, tmp_path, rss={"graceS": grace_s})
     with Agent(*request) as agent:
-        eventually("the eviction is created", lambda: reasons(agent) == ["EvictCreated"])
+        until(lambda: reasons(agent) == ["EvictCreated"], "the eviction is created")
         agent.process.kill()
         agent.process.wait()
     time.sleep(1.5 * grace_s)
     assert batch.poll() is None, "no agent is left to end it"
     with Agent(*request) as agent:
-        eventually("the next one ends it", lambda: reasons(agent)[-1:] == ["EvictSucceeded"])
+        until(lambda: reasons(agent)[-1:] == ["EvictSucceeded"], "the next one ends it")
         assert batch.wait(20) == -signal.SIGKILL
         assert reasons(agent) == ["EvictCreated", "EvictCreated", "EvictSucceeded"]
         assert [entry["seq"] for entry in evictions(agent)] == list(range(1, len(evictions(agent)) + 1))
@@ -170,7 +171,7 @@ def test_a_plugin_of_others_has_a_pod_leave_and_one_that_hangs_holds_nothing_up(
     sockets("hangs", GetEvictPods="hang")
     directory = sockets("loud", GetEvictPods=named)
     with Agent(*options(groups, tmp_path, plugins=[], pluginSockets=str(directory))) as agent:
-        eventually("it leaves", lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"])
+        until(lambda: reasons(agent) == ["EvictCreated", "EvictSucceeded"], "it leaves")
         assert (batch.wait(20), online.poll()) == (-signal.SIGTERM, None)
         victim = evictions(agent)[0]["victim"]
         assert (victim["plugin"], victim["verdict"]["text"]) == ("loud", "too loud")
@@ -178,12 +179,12 @@ def test_a_plugin_of_others_has_a_pod_leave_and_one_that_hangs_holds_nothing_up(
         assert 'dioptase_eviction_victims_total{plugin="loud",dry_run="false"} 1' in metrics
         assert 'dioptase_source_up{source="eviction-plugins",detail="grpc"} 1' in metrics
         observed = agent.view()["seq"]
-        eventually("rounds go on", lambda: agent.view()["seq"] >= observed + 4)
-        eventually(
-            "a hanging pod is reported",
+        until(lambda: agent.view()["seq"] >= observed + 4, "rounds go on")
+        until(
             lambda: any(
                 "did not answer within 5 s" in item["text"] for item in agent.view()["evictions"]["thresholds"]
             ),
+            "a hanging pod is reported",
         )
         assert agent.end() == 0
 
@@ -200,7 +201,7 @@ def test_the_demo_lives_through_an_eviction_of_its_batch_job(tmp_path: Path) -> 
             stdout=output, stderr=output, env={**os.environ, "COLUMNS": "200"},
         )  # fmt: skip
     try:
-        eventually("it leaves", lambda: demo.poll() is not None or "job was evicted" in result.read_text(), 90)
+        until(lambda: demo.poll() is not None or "job was evicted" in result.read_text(), "it leaves", 90)
         if "another demo is running" in result.read_text():
             pytest.skip("dioptase demo is running on this machine")
         demo.send_signal(signal.SIGINT)

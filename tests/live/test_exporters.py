@@ -14,9 +14,10 @@ import pytest
 
 from api.snapshot import Snapshot
 from exporters.recording.segments import read_recording
+from tests.builders.waiting import until
 from tests.exporters.certificates import Authority
 from tests.exporters.otel.otlp_receivers import HttpCollector
-from tests.live.agent_process import Agent, eventually, pods_file
+from tests.live.agent_process import Agent, pods_file
 
 pytestmark = pytest.mark.live
 
@@ -58,7 +59,7 @@ basic_auth_users: {{me: "{hashed}"}}
     }  # fmt: skip
     try:
         with Agent(*options, env=env) as agent:
-            eventually(f"it says where: {agent.log}", lambda: "metrics on https://127.0.0.1:" in agent.log)
+            until(lambda: "metrics on https://127.0.0.1:" in agent.log, lambda: f"it says where: {agent.log}")
             url = agent.log.partition("metrics on ")[2].split()[0].replace("127.0.0.1", "localhost")
 
             def get(path: str) -> bytes:
@@ -66,9 +67,7 @@ basic_auth_users: {{me: "{hashed}"}}
                 with urllib.request.urlopen(request, timeout=5, context=context) as answer:
                     return bytes(answer.read())
 
-            eventually(
-                "four rounds are recorded", lambda: b"\ndioptase_recording_rounds_total 4\n" in get("/metrics"), 30
-            )
+            until(lambda: b"\ndioptase_recording_rounds_total 4\n" in get("/metrics"), "four rounds are recorded", 30)
             text = get("/metrics").decode()
             assert "\ndioptase_recording_writable 1\n" in text
             assert 'dioptase_source_up{source="recording",detail="zlib"} 1\n' in text

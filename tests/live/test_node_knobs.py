@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from agent.sensors.node.node_reader import NodeReader
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import DIOPTASE, Agent, eventually, pods_file
+from tests.live.agent_process import DIOPTASE, Agent, pods_file
 
 pytestmark = pytest.mark.live
 FILE = "queue/wbt_lat_usec"
@@ -59,7 +60,7 @@ def test_a_disk_is_set_shown_and_put_back(tmp_path: Path, group: TestCgroup, dis
     before = file.read_text()
     name = f"/sys/block/{file.parts[3]}"
     with started(tmp_path, group, kind, "on") as agent:
-        eventually("the disk is set", lambda: file.read_text().strip() == OURS_US, START_S)
+        until(lambda: file.read_text().strip() == OURS_US, "the disk is set", START_S)
         sources = agent.view()["sources"]
         if not Path("/sys/fs/resctrl/schemata").exists():
             (source,) = [source for source in sources if source["name"] == "resctrl-groups"]
@@ -86,12 +87,12 @@ def test_a_killed_agent_s_disk_is_put_back_by_the_next_one_that_wants_nothing_of
     kind, file = disk
     before = file.read_text()
     with started(tmp_path, group, kind, "on") as agent:
-        eventually("the disk is set", lambda: file.read_text().strip() == OURS_US, START_S)
+        until(lambda: file.read_text().strip() == OURS_US, "the disk is set", START_S)
         agent.end(signal.SIGKILL)
     assert file.read_text().strip() == OURS_US
     other = "HDD" if kind != "HDD" else "SSD"
     with started(tmp_path, group, other, "on") as agent:
-        eventually("the disk is put back", lambda: file.read_text() == before, START_S)
+        until(lambda: file.read_text() == before, "the disk is put back", START_S)
         assert agent.end(signal.SIGTERM) == 0
 
 
@@ -99,7 +100,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, group: TestCgroup, disk: tuple
     kind, file = disk
     before = file.read_text()
     with started(tmp_path, group, kind, "dry-run") as agent:
-        eventually("the decision is logged", lambda: f"-> {OURS_US} (dry-run)" in agent.log, START_S)
+        until(lambda: f"-> {OURS_US} (dry-run)" in agent.log, "the decision is logged", START_S)
         assert file.read_text() == before
         assert agent.end(signal.SIGTERM) == 0
     assert not (tmp_path / "state/node-originals.json").exists()

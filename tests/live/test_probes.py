@@ -13,8 +13,9 @@ import pytest
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from probes import registry
 from probes.migrations import ONE_NODE
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import cgroup, require_writable_cgroups
-from tests.live.agent_process import DIOPTASE, Agent, eventually, pods_file
+from tests.live.agent_process import DIOPTASE, Agent, pods_file
 from tests.live.test_agent import attached, held_by
 
 pytestmark = pytest.mark.live
@@ -53,9 +54,9 @@ def sources(agent: Agent) -> dict[str, dict[str, Any]]:
 def loaded(agent: Agent) -> None:
     """Wait until no probe is loading any more."""
     agent.view()
-    eventually(
-        f"all probes are loaded or refused: {agent.log}",
+    until(
         lambda: not any(source["detail"] == "loading" for source in sources(agent).values()),
+        f"all probes are loaded or refused: {agent.log}",
         60,
     )
 
@@ -79,7 +80,7 @@ def test_probes_come_after_the_start_and_leave_with_the_agent(hierarchy: Hierarc
             net = snapshot(agent)["cgroups"].get(group.path, {}).get("net")
             return bool(net and net["udp_sent_packets"] > 20)
 
-        eventually("the chatter's datagrams are in the snapshot", talks)
+        until(talks, "the chatter's datagrams are in the snapshot")
         net = snapshot(agent)["cgroups"][group.path]["net"]
         assert net["udp_sent_bytes"] == 100 * net["udp_sent_packets"]
         assert snapshot(agent)["node"]["softirq_ns"]["0"]["TIMER"] > 0
@@ -88,7 +89,7 @@ def test_probes_come_after_the_start_and_leave_with_the_agent(hierarchy: Hierarc
         own = held_by(agent)
         assert own <= attached()
         assert agent.end() == 0
-    eventually("nothing stays attached", lambda: not own & attached())
+    until(lambda: not own & attached(), "nothing stays attached")
 
 
 def children(agent: Agent) -> str:
@@ -121,7 +122,7 @@ def test_ending_while_probes_load_is_quick_and_leaves_nothing(hierarchy: Hierarc
         assert agent.url
         own = held_by(agent)
         assert agent.end(signal.SIGTERM) == 0
-    eventually("nothing stays attached", lambda: not own & attached())
+    until(lambda: not own & attached(), "nothing stays attached")
 
 
 def test_without_capabilities_each_probe_says_what_it_lacks(hierarchy: Hierarchy, options: list[str]) -> None:

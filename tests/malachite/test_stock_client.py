@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from tests.live.agent_process import eventually
+from tests.builders.waiting import until
 from tests.malachite import stock_client
 from tests.malachite.kernel_files import NS_PER_US, Files, cpus_of, disk, interface, meminfo, netstat, vmstat
 from tests.malachite.node import (
@@ -47,7 +47,7 @@ def node(hierarchy: Hierarchy, program: Path, tmp_path_factory: pytest.TempPathF
     directory = tmp_path_factory.mktemp("node")
     created = Node(hierarchy, directory)
     try:
-        eventually("the agent serves Malachite's documents", lambda: "Malachite's documents on" in created.agent.log)
+        until(lambda: "Malachite's documents on" in created.agent.log, "the agent serves Malachite's documents")
         time.sleep(READS_BACK_S)
         yield created
     finally:

@@ -14,6 +14,7 @@ from api.interfaces import KernelFeatureAbsent, Probe, ProbeReading, Unavailable
 from probes import deferred_loading as background_module
 from probes.deferred_loading import ABSENT, LOADING, DeferredLoader, DeferredProbe
 from probes.loader import Compiler, Job, load, sharing
+from tests.builders.waiting import until
 
 JOB = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
 
@@ -52,10 +53,7 @@ def bug() -> Probe:
 def loaded(*openers: tuple[str, Callable[[], Probe]]) -> DeferredLoader:
     background = DeferredLoader(openers)
     background.start()
-    deadline = time.monotonic() + 20
-    while any(probe.form == LOADING for probe in background.probes):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: all(probe.form != LOADING for probe in background.probes))
     return background
 
 
@@ -137,8 +135,7 @@ def test_closing_ends_a_child_that_is_at_work(tmp_path: Path) -> None:
     background = DeferredLoader([("hang", hang), ("never", lambda: opened.append("never") or Counting("never"))], slow)
     background.start()
     assert started.wait(10)
-    while not (tmp_path / "pid").exists():
-        time.sleep(0.01)
+    until((tmp_path / "pid").exists)
     background.close()
     assert opened == ["hang"]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
@@ -205,10 +202,7 @@ def test_closing_does_not_wait_for_the_second_try(tmp_path: Path) -> None:
     python = killed_at(tmp_path, 9)
     background = DeferredLoader([("a", lambda: load(JOB, child_python=python) and Counting("a"))], python)
     background.start()
-    deadline = time.monotonic() + 20
-    while not (remedy := remedy_of(background.probes[0])).endswith("or wait for the retry after 60 s"):
-        assert time.monotonic() < deadline, remedy
-        time.sleep(0.01)
+    until(lambda: remedy_of(background.probes[0]).endswith("or wait for the retry after 60 s"))
     background.close()
     assert not background._thread.is_alive()
     assert len((tmp_path / "pids").read_text().split()) == 1
@@ -342,10 +336,7 @@ def test_closing_at_the_moment_of_a_retry_starts_no_child(
     monkeypatch.setattr(background_module, "Compiler", Retried)
     loader = DeferredLoader([("lost", lose)], python)
     loader.start()
-    deadline = time.monotonic() + 20
-    while not closing:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: closing)
     closing[0].join(10)
     assert not closing[0].is_alive()
     assert len((tmp_path / "pids").read_text().split()) == 1, "the retry started no child"

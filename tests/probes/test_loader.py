@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from api.interfaces import KernelFeatureAbsent, Unavailable
 from probes.loader import Job, load
 from probes.remedies import FormRefusal, explain_refusals
+from tests.builders.waiting import until
 
 JOB = Job(sources=[Path("/nowhere/x.bpf.c")], forms=[], maps=[], constants={})
 
@@ -212,7 +212,4 @@ sys.stdin.read()
         pid = parent.stdout.readline().strip()
         assert len(list((tmp_path / "scratch").iterdir())) == 1
         parent.kill()
-    deadline = time.monotonic() + 20
-    while list((tmp_path / "scratch").iterdir()) or Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not list((tmp_path / "scratch").iterdir()) and not Path(f"/proc/{pid}").exists())

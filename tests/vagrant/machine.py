@@ -16,20 +16,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.builders.waiting import until
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PROGRAMS = {"vagrant": "vagrant", "libvirtd": "libvirt-daemon", "virsh": "libvirt-clients", "mmdebstrap": "mmdebstrap"}
-"""What is needed, and the package that has it."""
+"""Required programs and their packages."""
 _FETCH = "import sys, urllib.request as r; sys.stdout.buffer.write(r.urlopen(sys.argv[1], timeout=30).read())"
 DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dioptase" / "vagrant"
-"""What a machine writes, GiBs of it; a run that was killed leaves it for the next one to remove."""
+"""Directory of a machine's files, several GiB; the next run removes it after a kill."""
 URI = "qemu:///system"
 PORT = 9102
 LISTENS_WITHIN_S, ENDS_WITHIN_S, VAGRANT_WITHIN_S = 60.0, 60.0, 900
 
 
 def missing() -> str | None:
-    """A sentence about what this machine lacks, or None."""
+    """Return what this machine lacks, or None."""
     if os.geteuid() != 0:
         return "needs root: namespaces and the files of the box"
     packages = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
@@ -37,13 +39,13 @@ def missing() -> str | None:
 
 
 def box() -> Path:
-    """The directory with the box for these sources, built if there is none."""
+    """Return the directory of the box for these sources, built if needed."""
     built = subprocess.run([ROOT / "deploy/vagrant/box"], stdout=subprocess.PIPE, text=True, check=True)
     return Path(built.stdout.strip())
 
 
 def processes(namespace: Path | None) -> dict[int, str]:
-    """Processes in a process namespace, by the number that they have outside, and their names."""
+    """Return the names of the processes in a process namespace, by their number outside."""
     result = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -55,9 +57,9 @@ def processes(namespace: Path | None) -> dict[int, str]:
 
 
 class Machine:
-    """Namespaces with libvirtd, and what `vagrant` makes in them. `close` ends all of it; so does the end of this process.
+    """Namespaces with libvirtd, in which `vagrant` runs. `close` and the end of this process end everything in them.
 
-    Without the directory of a box of our own the Vagrantfile names the public one, which can be validated and no more.
+    Without the directory of a locally built box the Vagrantfile names the public one, which can only be validated.
     """
 
     def __init__(self, box_directory: Path | None) -> None:
@@ -69,7 +71,7 @@ class Machine:
         self.directory.mkdir()
         self._log = self.directory / "libvirtd.log"
         self.namespace: Path | None = None
-        """What the process namespace is called in /proc/PID/ns."""
+        """Name of the process namespace in /proc/PID/ns."""
         self._environment = {
             **os.environ,
             **({"DIOPTASE_BOX": str(box_directory)} if box_directory else {}),
@@ -118,7 +120,7 @@ class Machine:
         )
 
     def vagrant(self, *arguments: str) -> str:
-        """Run `vagrant`, show what it says, and return that. Where it fails, that is the AssertionError."""
+        """Run `vagrant`, show its output and return it. Raises AssertionError with the output if it fails."""
         print(f"\n$ vagrant {' '.join(arguments)}", flush=True)
         started, lines = time.monotonic(), []
         with subprocess.Popen(
@@ -137,7 +139,7 @@ class Machine:
         return text
 
     def ssh(self, command: str) -> str:
-        """What a command of the shell says in the machine, as root; it must succeed."""
+        """Return the output of a shell command run as root in the machine; the command must succeed."""
         return self.vagrant("ssh", "--command", f"sudo sh -c {shlex.quote(command)}")
 
     def get(self, path: str) -> bytes:
@@ -151,18 +153,15 @@ class Machine:
         return request.stdout
 
     def virsh(self, *arguments: str) -> str:
-        """What virsh says of libvirt in the namespaces."""
+        """Return the output of virsh in the namespaces."""
         done = self._run(["virsh", "--connect", URI, "--quiet", *arguments])
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def close(self) -> None:
-        """End the namespaces with everything in them, and remove their directory; once more is no harm."""
+        """End the namespaces with everything in them, and remove their directory. Idempotent."""
         self._unshare.kill()
         self._unshare.wait()
-        deadline = time.monotonic() + ENDS_WITHIN_S
-        while left := processes(self.namespace):
-            assert time.monotonic() < deadline, f"still there: {left}"
-            time.sleep(0.1)
+        until(lambda: not processes(self.namespace), f"no process is left in {self.namespace}", ENDS_WITHIN_S)
         shutil.rmtree(self.directory, ignore_errors=not self.directory.exists())
         self._lock.close()

@@ -17,7 +17,7 @@ from api.decision import JournalEntry, OutcomeStatus
 from api.snapshot import Snapshot
 from cli.probe.runqlat import RunqlatInterval
 from exporters.view.cycle_view import View
-from tests.live.agent_process import eventually
+from tests.builders.waiting import until
 from tests.vagrant.machine import DIRECTORY, ROOT, Machine, box, missing, processes
 
 pytestmark = pytest.mark.vagrant
@@ -101,7 +101,7 @@ def test_the_service_ends_with_every_value_put_back(machine: Machine) -> None:
         applied = [entry.outcome for entry in entries if entry.outcome.status is OutcomeStatus.APPLIED]
         return {o.decision.knob.value: o.after for o in applied if o.decision.cgroup == BATCH}
 
-    eventually("cpu.idle is written", lambda: written().get("cpu.idle") == "1", 60)
+    until(lambda: written().get("cpu.idle") == "1", "cpu.idle is written", 60)
     text = machine.ssh(
         f"echo idle: $(cat /sys/fs/cgroup{BATCH}/cpu.idle); systemctl stop dioptase-demo; "
         "systemctl show --property ExecMainStatus dioptase-demo; "

@@ -23,7 +23,7 @@ from tests.vm.machine import LOST, ROOT, USUAL, Shape, run
 
 
 class Boot(NamedTuple):
-    """The machine that the tests of one mark need, and for how long at most."""
+    """Machine and time limit of the tests of one mark."""
 
     shape: Shape
     timeout_s: float
@@ -36,7 +36,7 @@ BOOTS = {
     "vm_big": Boot(Shape(cpus=48, nodes=2, memory_mib=4096), timeout_s=900),
     "vm_cluster": Boot(Shape(cpus=48, nodes=2, memory_mib=10240), timeout_s=3600),
 }
-"""By mark. Time limits are for a machine that is busy with other things too."""
+"""Boots by mark. Time limits allow for a busy machine."""
 REPORT = "junit.xml"
 
 
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number above 0. Raises ArgumentTypeError."""
+    """Parse a whole number above 0. Raises ArgumentTypeError."""
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 1 << 31:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
@@ -123,7 +123,7 @@ def pytest(marks: Sequence[str], root: Path = ROOT) -> list[str]:
 
 
 def is_whole(report: Path) -> bool:
-    """Whether a JUnit report is there, can be read to its end, and is one of tests."""
+    """Return whether a JUnit report exists, is complete and has tests."""
     try:
         suites = ElementTree.parse(report).iter("testsuite") if report.is_file() else ()
         return any(int(suite.get("tests", 0)) > 0 for suite in suites)

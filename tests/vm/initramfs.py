@@ -20,7 +20,7 @@ DIRECTORIES = ("bin", "proc", "sys", "dev", "ro", "rw", "new", "m")
 
 
 def initramfs(kernel: Kernel) -> bytes:
-    """The archive for this kernel, compressed. Raises Missing."""
+    """Return the compressed archive for this kernel. Raises Missing."""
     if not BUSYBOX.exists():
         raise Missing(f"{BUSYBOX} is not installed: make packages-vm installs what a guest needs")
     archive = Cpio()
@@ -58,7 +58,7 @@ class Cpio:
         self._out, self._inode = io.BytesIO(), 0
 
     def add(self, name: str, mode: int, content: bytes) -> None:
-        """One entry: `mode` says of what kind it is, as st_mode does; a symbolic link's content is its target."""
+        """Add an entry; `mode` has its type as st_mode does, and a symbolic link's content is its target."""
         self._inode += 1
         fields = (self._inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
         self._out.write(b"070701" + b"".join(b"%08x" % field for field in fields))
@@ -67,6 +67,6 @@ class Cpio:
             self._out.write(b"\0" * (-self._out.tell() % 4))
 
     def finish(self) -> bytes:
-        """The whole archive."""
+        """Return the whole archive."""
         self.add("TRAILER!!!", 0, b"")
         return self._out.getvalue()

@@ -20,31 +20,31 @@ from typing import NamedTuple
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dioptase" / "kernels"
 METAPACKAGES = {"6.1": "linux-image-amd64", "6.12": "linux-image-6.12-amd64"}
-"""The packages that stand for the newest kernel of each series; Debian 12 has the second among its security updates."""
+"""Packages that depend on the newest kernel of each series; Debian 12 has the second in its security updates."""
 _PAYLOAD, _SETUP_SECTORS, _SECTOR = 0x248, 0x1F1, 512
 _ELF, _XZ, _ZSTD, _GZIP = b"\x7fELF", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 
 
 class Missing(Exception):
-    """Something that a boot needs is not there; the text says what, and what to do."""
+    """A requirement of a boot is missing; the text says which, with the remedy."""
 
 
 class Kernel(NamedTuple):
     """One kernel, ready to boot."""
 
     version: str
-    """As `uname -r` has it."""
+    """Version as in `uname -r`."""
     directory: Path
-    """Where its package is unpacked; its modules are in lib/modules."""
+    """Directory of the unpacked package; modules are in lib/modules."""
 
     @property
     def vmlinux(self) -> Path:
-        """The ELF file that QEMU enters."""
+        """Return the ELF file that QEMU boots."""
         return self.directory / "vmlinux"
 
 
 def obtain(series: str, cache: Path = CACHE) -> Kernel:
-    """The newest kernel of the series `6.1` or `6.12`, from the cache or from the distribution. Raises as `fill` does."""
+    """Return the newest kernel of the series `6.1` or `6.12`, from the cache or the distribution. Raises as `fill`."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         # A second process waits for the download and finds it in the cache. The lock is released when its holder dies.
@@ -66,7 +66,7 @@ def obtain(series: str, cache: Path = CACHE) -> Kernel:
 
 
 def fill(directory: Path, version: str) -> None:
-    """Download and unpack a version; the directory is there with all that belongs into it, or not there.
+    """Download and unpack a version; the directory is complete or does not exist.
 
     Raises Missing, OSError and ValueError.
     """
@@ -89,7 +89,7 @@ def fill(directory: Path, version: str) -> None:
 
 
 def run_program(command: Sequence[str], directory: Path | None = None) -> str:
-    """What a program prints, in English. Raises Missing with what it complained of, or if it is not installed."""
+    """Return a program's output in the C locale. Raises Missing with its error output, or if it is not installed."""
     try:
         done = subprocess.run(
             command, cwd=directory, env={**os.environ, "LC_ALL": "C"}, check=True, capture_output=True, text=True
@@ -102,7 +102,7 @@ def run_program(command: Sequence[str], directory: Path | None = None) -> str:
 
 
 def newest_of(shown: str) -> str | None:
-    """The version that a metapackage depends on, as `apt-cache depends` shows it; None if it shows none."""
+    """Return the version on which a metapackage depends, from the output of `apt-cache depends`; None without one."""
     result = re.search(r"Depends: linux-image-(\d\S+)", shown)
     return None if result is None else result[1]
 
@@ -115,9 +115,9 @@ def _newest(series: str) -> str | None:
 
 
 def uncompressed(image: bytes) -> bytes:
-    """The ELF file in a bzImage (Documentation/arch/x86/boot.rst): QEMU enters it by PVH and need not decompress it.
+    """Return the ELF file in a bzImage (Documentation/arch/x86/boot.rst), which QEMU boots by PVH without decompressing it.
 
-    Raises ValueError where there is none, or not all of it.
+    Raises ValueError if it is missing or incomplete.
     """
     try:
         result = _payload(image)

@@ -1,7 +1,7 @@
-"""One machine of QEMU: its processors, NUMA nodes, disks and the command that it runs. It ends by itself, or is ended.
+"""One machine of QEMU: its processors, NUMA nodes, disks and the command that it runs.
 
-KVM is used where this very kernel is seen to boot with it; a /dev/kvm that can be opened is no proof. Else every instruction
-is translated (TCG): nothing that takes time is to be measured there.
+KVM is used if this kernel boots with it; a /dev/kvm that can be opened is no proof. Otherwise every instruction is translated
+(TCG), so that durations must not be measured there.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from tests.vm.kernels import Kernel, Missing
 GUEST_INIT = Path(__file__).with_name("guest-init")
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOST = 125
-"""Exit status where the guest did not come back with one: a panic, a hang, a result that was lost."""
+"""Exit status of a guest without a result: a panic, a hang, a lost result."""
 DISKS = {"swap": 1 << 30, "data": 512 << 20}
-"""Bytes of each disk, by its serial number; they take the place of what is written to them."""
+"""Size of each disk in bytes, by serial number; only written blocks take space."""
 CLOCKS = {"tcg": "tsc=reliable clocksource=tsc", "kvm": ""}
-"""Translated processors all count the ticks of one clock, but not fast enough to pass the kernel's test of that; it would
-ask the HPET for every time that a program wants to know, which costs a device access. With this Python starts twice as fast."""
+"""Kernel option that trusts the TSC: translated processors share one clock, but fail the kernel's test of it. The kernel would
+read the HPET, a device access, for every clock_gettime. With the option Python starts twice as fast."""
 QEMU = "qemu-system-x86_64"
 BOUND = ("setpriv", "--pdeathsig", "KILL")
-"""The machine must not survive this process, even if that is killed by SIGKILL."""
+"""Prefix that ends the machine with this process, even after SIGKILL."""
 _PROBE_S = 15.0
 _KVM = Path("/dev/kvm")
 
 
 class Shape(NamedTuple):
-    """What the machine looks like."""
+    """Processors, NUMA nodes and memory of a machine."""
 
     cpus: int = 4
     nodes: int = 2
     memory_mib: int = 3072
 
     def options(self) -> list[str]:
-        """Processors and memory for the command line of QEMU: each NUMA node is a socket, all are of the same size.
+        """Return QEMU's options for processors and memory: each NUMA node is a socket, all have the same size.
 
-        Raises Missing where that does not come out even.
+        Raises Missing if the CPUs cannot be divided evenly.
         """
         if self.cpus % self.nodes:
             raise Missing(
@@ -70,9 +70,9 @@ USUAL = Shape()
 
 
 def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USUAL, timeout_s: float = 600) -> int:
-    """Run a command as root in a guest whose root is this machine's, read-only; its exit status, or LOST.
+    """Run a command as root in a guest with this machine's root, read-only; return its exit status, or LOST.
 
-    The guest may write to `out` alone, which it sees as /run/out; the console goes to `console.log` there and to the terminal.
+    The guest can write only to `out`, which it sees as /run/out; the console goes to `console.log` there and to the terminal.
     Raises Missing and OSError.
     """
     if wrong := re.search(r"[\s,]", f"{ROOT}{kernel.directory}{out.resolve()}"):
@@ -120,17 +120,16 @@ def run(kernel: Kernel, command: Sequence[str], out: Path, *, shape: Shape = USU
 
 
 def is_translators_fault(console: bytes) -> bool:
-    """Whether the kernel stumbled over a breakpoint that it had taken back.
+    """Return whether the kernel hit a breakpoint that it had removed, a fault of QEMU's translator.
 
-    It patches its code (tracepoints going on and off) behind an int3, and has every CPU look again before it forgets that one.
-    Where several CPUs are translated at the same time, one may still run what it had translated: seen once in a dozen boots
-    that open every probe.
+    The kernel patches its code (tracepoints) behind an int3 and synchronizes all CPUs before it removes the int3. With several
+    translated CPUs one may still run the old translation: observed once in a dozen boots that open every probe.
     """
     return re.search(rb"int3: 0000 \[#1\]", console) is not None
 
 
 def status_of(out: Path) -> int:
-    """The exit status that the guest left, or LOST."""
+    """Return the guest's exit status, or LOST."""
     left = out / "status"
     try:
         status = int(left.read_text()) if left.is_file() else LOST
@@ -140,9 +139,9 @@ def status_of(out: Path) -> int:
 
 
 def watch(argv: Sequence[str], console: Path, timeout_s: float, files: Sequence[int] = ()) -> int | None:
-    """Show and keep what a program says until it ends; it is killed when the time is over, and when this process dies.
+    """Show and record a program's output until it ends; it is killed at the timeout and when this process ends.
 
-    Its exit status, or None if it was killed. It is given these open files. Raises OSError.
+    Return its exit status, or None if it was killed. It inherits these open files. Raises OSError.
     """
     deadline = time.monotonic() + timeout_s
     with (

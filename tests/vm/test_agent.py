@@ -14,8 +14,9 @@ import pytest
 
 from agent.sensors.node.machine import read_topology
 from api.cpu import format_cpu_list, parse_cpu_list
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import DIOPTASE, Agent, eventually
+from tests.live.agent_process import DIOPTASE, Agent
 from tests.vm.agent_cycles import KEY, pod, write
 from tests.vm.workloads import MIB, SPIN, disk, family, free_bytes, hold, numa_nodes, number_of
 
@@ -103,14 +104,14 @@ def test_pools_follow_a_cpu_that_goes_offline_and_comes_back(node: Node, last_cp
     before, every = node.texts(), frozenset(read_topology(Path("/sys")).ids)
     last = max(every)
     with Agent(*options(tmp_path, {"advisor": {"policy": "canonical"}}, node)) as agent:
-        eventually("every CPU belongs to a pod", lambda: running(agent) and node.parted(every))
+        until(lambda: running(agent) and node.parted(every), "every CPU belongs to a pod")
         last_cpu.write_text("0")
-        eventually("the others are", lambda: node.parted(every - {last}))
+        until(lambda: node.parted(every - {last}), "the others are")
         assert last not in {cpu for cpus in agent.view()["pools"].values() for cpu in parse_cpu_list(cpus)}
         failed = {source["name"] for source in agent.view()["sources"] if not source["ok"]}
         assert failed == {"pod-siblings"}, "the batch pod is in the group for batch work"
         last_cpu.write_text("1")
-        eventually("all are again", lambda: node.parted(every))
+        until(lambda: node.parted(every), "all are again")
         assert agent.end() == 0
         assert "Traceback" not in agent.log
     assert node.texts() == before
@@ -172,7 +173,7 @@ def test_the_agent_after_a_killed_one_moves_no_pod_and_reset_restores_every_orig
         return changed.items() <= now.items() and all(now[name] != before[name] for name in differing)
 
     with Agent(*request) as first:
-        eventually("every knob is turned", lambda: running(first) and turned())
+        until(lambda: running(first) and turned(), "every knob is turned")
         assert {name for name, text in node.texts().items() if text != before[name]} == differing
         assert "enable=1" in Path("/sys/fs/cgroup/io.cost.qos").read_text()
         assert first.end(signal.SIGKILL) == -signal.SIGKILL

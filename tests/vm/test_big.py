@@ -17,8 +17,9 @@ import msgspec
 import pytest
 
 from api.cpu import parse_cpu_list
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import Agent, eventually
+from tests.live.agent_process import Agent
 
 pytestmark = pytest.mark.vm_big
 
@@ -85,11 +86,11 @@ def cpus_of(groups: Groups) -> dict[str, str]:
 
 def settles(agent: Agent, groups: Groups, cpus: Mapping[str, str], reported_headroom: int) -> None:
     """Wait until pods have these CPUs and so many are advertised."""
-    eventually(f"cpusets become {cpus}: {agent.log}", lambda: cpus_of(groups) == cpus)
-    eventually(f"{reported_headroom} CPUs are lent", lambda: agent.view()["lent_cores"] == reported_headroom)
-    eventually(
-        f"{reported_headroom} CPUs are advertised",
+    until(lambda: cpus_of(groups) == cpus, lambda: f"cpusets become {cpus}: {agent.log}")
+    until(lambda: agent.view()["lent_cores"] == reported_headroom, f"{reported_headroom} CPUs are lent")
+    until(
         lambda: round(agent.view()["advertised"]["cores"] or 0) == reported_headroom,
+        f"{reported_headroom} CPUs are advertised",
     )
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from api.decision import OutcomeStatus
 from api.knobs import Knob
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 from tests.vm.workloads import (
     DATA,
     HOLD,
@@ -42,7 +42,7 @@ def test_a_group_above_memory_high_swaps_and_goes_on(agent: KnobWriters, group: 
         events = numbers(group, "memory.events")
         assert events["high"] > 0
         assert (events["max"], events["oom_kill"]) == (0, 0)
-        eventually("it is down to the mark", lambda: number(group, "memory.current") <= 68 * MIB)
+        until(lambda: number(group, "memory.current") <= 68 * MIB, "it is down to the mark")
         assert swapped(group) >= 60 * MIB
 
 
@@ -127,9 +127,9 @@ def test_page_cache_is_dropped_and_anonymous_memory_stays(agent: KnobWriters, gr
 def test_pages_are_migrated_between_numa_nodes(agent: KnobWriters, group: TestCgroup) -> None:
     first, *_, last = numa_nodes()
     hold(group, 48 * MIB, cpu=numa_nodes()[first][0])
-    eventually("it is where it was touched", lambda: on_nodes(group)[first] >= 48 * MIB)
+    until(lambda: on_nodes(group)[first] >= 48 * MIB, "it is where it was touched")
     outcome = agent.once(group, Knob.MIGRATE_PAGES, f"{first} {last}")
     assert outcome.status is OutcomeStatus.APPLIED
     assert int(outcome.before or 0) - int(outcome.after or 0) >= 47 * MIB
-    eventually("it has moved", lambda: on_nodes(group)[last] >= 47 * MIB)
+    until(lambda: on_nodes(group)[last] >= 47 * MIB, "it has moved")
     assert on_nodes(group)[first] < 2 * MIB

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.agent_process import eventually
+from tests.builders.waiting import until
 from tests.vm.__main__ import REPORT, main
 from tests.vm.machine import LOST, QEMU, ROOT
 from tests.vm.test_machine import alive
@@ -71,7 +71,7 @@ def test_a_killed_process_leaves_no_machine_running(tmp_path: Path) -> None:
         assert [name for _, name in machines] == [QEMU[:15]]
         runner.send_signal(signal.SIGKILL)
         runner.wait()
-    eventually("the machine is gone", lambda: not alive(machines[0][0]))
+    until(lambda: not alive(machines[0][0]), "the machine is gone")
 
 
 def children(pid: int) -> list[tuple[int, str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.agent_process import eventually
+from tests.builders.waiting import until
 from tests.vm.__main__ import BOOTS, is_whole
 from tests.vm.__main__ import pytest as pytest_command
 from tests.vm.initramfs import Cpio
@@ -140,7 +140,7 @@ def test_a_program_ends_with_the_process_that_watches_it(tmp_path: Path, number:
         assert Path(f"/proc/{inside}").exists()
         watching.send_signal(number)
         watching.wait()
-        eventually("it is gone", lambda: not alive(inside))
+        until(lambda: not alive(inside), "it is gone")
 
 
 def alive(pid: int) -> bool:
@@ -216,13 +216,11 @@ def test_two_that_need_the_same_kernel_download_it_once(tmp_path: Path) -> None:
         program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     with subprocess.Popen([*PYTHON, holds]) as first:
-        eventually("the first has the lock", ready.exists)
+        until(ready.exists, "the first has the lock")
         with subprocess.Popen(
             [sys.executable, "-c", waits], cwd=ROOT, env=environment, stderr=subprocess.PIPE
         ) as second:
             assert second.stderr is not None
-            eventually(
-                "the second waits for it", lambda: f"-> FLOCK  ADVISORY  WRITE {second.pid} " in locks.read_text()
-            )
+            until(lambda: f"-> FLOCK  ADVISORY  WRITE {second.pid} " in locks.read_text(), "the second waits for it")
             first.kill()
             assert b"kernels.Missing: " in second.stderr.read()

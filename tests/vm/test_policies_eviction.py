@@ -18,8 +18,8 @@ from api.decision import Cycle
 from api.eviction import EvictionEventReason, ThresholdMet
 from api.pod import Container, Pod
 from api.qos import QoSLevel
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 from tests.vm.agent_cycles import acting_loop, pod, run_cycle, run_cycles_until
 from tests.vm.workloads import MIB, family, free_bytes, hold, numa_nodes, on_nodes, spin
 
@@ -196,9 +196,9 @@ def test_a_frozen_pod_leaves_when_its_grace_is_over(tmp_path: Path) -> None:
     with groups("frozen", "beside") as (frozen, other):
         frozen.start(["sh", "-c", HANDLES, str(tmp_path / "ready")])
         spin(other)
-        eventually("it is ready", (tmp_path / "ready").exists)
+        until((tmp_path / "ready").exists, "it is ready")
         frozen.file("cpu", "cgroup.freeze").write_text("1")
-        eventually("it is frozen", lambda: "frozen 1" in events(frozen))
+        until(lambda: "frozen 1" in events(frozen), "it is frozen")
         victim = Pod(
             uid="u", namespace="default", name="frozen", qos=QoSLevel.RECLAIMED,
             containers=(Container(name="main", cgroup=frozen.path),),
@@ -208,7 +208,7 @@ def test_a_frozen_pod_leaves_when_its_grace_is_over(tmp_path: Path) -> None:
             texts = [event.reason for event in killer.outcomes()]
             time.sleep(0.3)
             assert (texts, alive(frozen)) == ([EvictionEventReason.CREATED], True)
-            eventually("it is gone", lambda: bool(texts.extend(e.reason for e in killer.outcomes()) or texts[1:]))
+            until(lambda: bool(texts.extend(e.reason for e in killer.outcomes()) or texts[1:]), "it is gone")
         assert texts == [EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED]
         assert frozen.processes[0].wait() == -9
         assert alive(other)

@@ -12,8 +12,8 @@ import pytest
 
 from api.decision import Cycle, Outcome, OutcomeStatus
 from api.knobs import Knob
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 from tests.vm.agent_cycles import acting_loop, pod, refused, run_cycle, run_cycles_until
 from tests.vm.workloads import (
     DATA,
@@ -166,13 +166,13 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
                 done.append(run_cycle(loop))
                 return all(len(offload_inputs(done, group)) >= times for group in pair)
 
-            eventually("three looks at each", lambda: looked(3))
+            until(lambda: looked(3), "three looks at each")
             for group in pair:
                 observed = offload_inputs(done, group)
                 result = expected(group.path.rpartition("/")[2], observed)
                 assert [each["asked_bytes"] for each in observed] == pytest.approx(result, abs=2)
                 given = sum(result)
-                eventually("it has given that", lambda group=group, given=given: swapped(group) >= 0.9 * given)
+                until(lambda group=group, given=given: swapped(group) >= 0.9 * given, "it has given that")
                 # The multi-generational LRU finishes what it has started, many times as much now and then.
                 assert generations() or swapped(group) <= 1.5 * given + MIB
             assert swapped(web) == 0
@@ -189,4 +189,4 @@ def test_idle_memory_is_swapped_out_bit_by_bit_and_no_more_once_it_is_wanted_bac
                     each["law_bytes"] < 0.9 * each["last_bytes"] for each in misses
                 )
 
-            eventually("both targets are reduced", backs_off)
+            until(backs_off, "both targets are reduced")

@@ -16,8 +16,8 @@ import pytest
 from agent.loop import Loop
 from api.cpu import parse_cpu_list
 from api.decision import Cycle
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
-from tests.live.agent_process import eventually
 from tests.vm.agent_cycles import PAUSE_S, acting_loop, pod, refused, run_cycle, write
 from tests.vm.workloads import MIB, SPIN, hold, numa_nodes, on_nodes, ran_on
 
@@ -91,7 +91,7 @@ def rejected(done: Cycle) -> dict[str, str]:
 def seen_busy(group: TestCgroup) -> set[int]:
     """CPUs on which two processes of the group are seen that take all they can get, for a moment."""
     busy = [group.start(SPIN) for _ in range(2)]
-    eventually("they have joined", lambda: len(group.file("cpu", "cgroup.procs").read_text().split()) >= 3)
+    until(lambda: len(group.file("cpu", "cgroup.procs").read_text().split()) >= 3, "they have joined")
     observed = ran_on(busy)
     for process in busy:
         process.kill()
@@ -144,11 +144,11 @@ def test_a_dedicated_pod_has_its_nodes_for_itself(nodes: dict[int, tuple[int, ..
         for name in ("web", "batch"):
             hold(groups[name], MIB)
         hold(groups["db"], 32 * MIB, cpu=nodes[last][0])
-        eventually("it is where it was touched", lambda: on_nodes(groups["db"])[last] >= 32 * MIB)
+        until(lambda: on_nodes(groups["db"])[last] >= 32 * MIB, "it is where it was touched")
         with acting_loop(tmp_path, CANONICAL, listed("db", "web", "batch")) as loop:
             alone = settle(loop)
             assert (has(groups), rejected(alone)) == (EXCLUSIVE[len(nodes)][0], {})
-            eventually("its memory has come along", lambda: sum(on_nodes(groups["db"])[n] for n in half) >= 32 * MIB)
+            until(lambda: sum(on_nodes(groups["db"])[n] for n in half) >= 32 * MIB, "its memory has come along")
             assert on_nodes(groups["db"])[last] < MIB
             for name in ("db", "web", "batch"):
                 assert seen_busy(groups[name]) <= set(parse_cpu_list(has(groups)[name][0]))
@@ -184,10 +184,10 @@ def test_shared_and_reclaimed_pods_are_bound_to_nodes_with_room(
             pod(groups["batch"], "reclaimed_cores", cpu=0.5, **BOUND),
         ]
         hold(groups["batch"], 32 * MIB, cpu=nodes[0][0])
-        eventually("it is where it was touched", lambda: on_nodes(groups["batch"])[0] >= 32 * MIB)
+        until(lambda: on_nodes(groups["batch"])[0] >= 32 * MIB, "it is where it was touched")
         with acting_loop(tmp_path, CANONICAL, pods) as loop:
             assert rejected(settle(loop)) == {}
             assert has(groups) == BINDING[len(nodes)]
             (node,) = parse_cpu_list(has(groups)["batch"][1])
-            eventually("its memory has come along", lambda: on_nodes(groups["batch"])[node] >= 32 * MIB)
+            until(lambda: on_nodes(groups["batch"])[node] >= 32 * MIB, "its memory has come along")
         assert has(groups) == {"api": NOBODYS, "web": NOBODYS, "batch": INHERITED[len(nodes)]}

@@ -22,12 +22,12 @@ from api.measurements import Blame, Durations, LoadAverages, RunqLatency
 from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import load
 from probes.threads import NO_THREADS, ProcWalk, TaskIterator, ThreadsProbe, job
+from tests.builders.waiting import until
 from tests.kernel.blame_window import limit, parts
-from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, eventually, started_in
+from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, started_in
 from tests.kernel.real_cgroups import BURN, TestCgroup, cgroup
 from tests.vm.conftest import Programs
-from tests.vm.psi_triggers import fires
-from tests.vm.workloads import numbers
+from tests.vm.workloads import fires, numbers
 
 pytestmark = pytest.mark.vm_probes
 
@@ -63,7 +63,7 @@ class Pair:
         self.live = {ROOT_CGROUP_ID: "/", first.id: first.path, second.id: second.path}
         self._files = SchedstatRunqLatency(Path("/proc"), hierarchy)
         self.pids = [pinned(group)[0] for group in self.groups]
-        assert eventually(self._shared, STARTED_S)
+        until(self._shared, seconds=STARTED_S)
         self._tell(signal.SIGSTOP, "T")
         before, window = self._read(), [Schedstat(pid) for pid in self.pids]
         began = time.monotonic_ns()
@@ -91,7 +91,7 @@ class Pair:
     def _tell(self, number: int, state: str) -> None:
         for pid in self.pids:
             os.kill(pid, number)
-        assert eventually(lambda: all(f") {state} " in Path(f"/proc/{pid}/stat").read_text() for pid in self.pids))
+        until(lambda: all(f") {state} " in Path(f"/proc/{pid}/stat").read_text() for pid in self.pids))
 
     def _read(self) -> dict[str, list[RunqLatency]]:
         observed = {form: probe.read(self.live) for form, probe in (*self.probes.items(), ("schedstat", self._files))}
@@ -145,7 +145,7 @@ class Throttled:
         reader = CgroupReader(hierarchy)
         limit(group)
         started_in(group, BURN, prefix=("taskset", "--cpu-list", str(LAST_CPU)))
-        assert eventually(lambda: numbers(group, "cpu.stat")["nr_throttled"] >= PERIODS, STARTED_S)
+        until(lambda: numbers(group, "cpu.stat")["nr_throttled"] >= PERIODS, seconds=STARTED_S)
         end(group)
         self.stat: dict[str, int] = {}
 
@@ -154,7 +154,7 @@ class Throttled:
             return before == self.stat
 
         # The timer of the quota ends the last throttle, and runs out.
-        assert eventually(lambda: not time.sleep(0.3) and settled(), STARTED_S)
+        until(lambda: not time.sleep(0.3) and settled(), seconds=STARTED_S)
         self.sample = reader.read()[group.path]
         reader.close()
         live = {group.id: group.path}
@@ -232,7 +232,7 @@ def test_threads_by_the_iterator_and_by_proc(programs: Programs, hierarchy: Hier
                 cgroups = census.count(live).get(group.id, NO_THREADS)
                 return (cgroups.runnable, cgroups.uninterruptible, cgroups.sleeping) == (SPINNERS, 0, SLEEPERS)
 
-            assert eventually(lambda: all(as_expected() for _ in range(5)), STARTED_S), census.count(live)
+            until(lambda: all(as_expected() for _ in range(5)), "the threads have these states", STARTED_S)
         for _ in range(SAMPLES):
             now_ns += SAMPLE_INTERVAL_NS
             cgroups = probe.read(live).cgroups[group.id]["load"]

@@ -21,7 +21,8 @@ from api.measurements import SocketTraffic, Wakeups
 from probes import registry
 from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.migrations import numa_nodes_of_cpus
-from tests.kernel.open_probes import PINNED, eventually, having, started_in
+from tests.builders.waiting import until
+from tests.kernel.open_probes import PINNED, having, started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup
 from tests.kernel.test_sockets import CLIENT, ECHO, PING, SERVER, ending, line
 from tests.kernel.test_wakeups import FIRST, NEXT, start
@@ -155,7 +156,7 @@ def test_moves_to_another_node_count_and_those_within_one_do_not(
     second = next(cpu for cpu in nodes if cpu != first and (nodes[cpu] != nodes[first]) == across)
     with cgroup(hierarchy, "moved") as group:
         mover = group.start([sys.executable, "-c", PINNED, str(first)])
-        assert eventually(lambda: os.sched_getaffinity(mover.pid) == {first})
+        until(lambda: os.sched_getaffinity(mover.pid) == {first})
         live = {group.id: group.path}
         before = {form: probe.read(live).cgroups[group.id]["numa_migrations"] for form, probe in probes.items()}
         for turn in range(MOVES):

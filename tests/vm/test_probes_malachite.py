@@ -16,7 +16,7 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.cpu import parse_cpu_list
 from api.measurements import UNLIMITED
 from exporters.malachite.cgroup_v2 import SPLIT_COUNTERS, V2MemoryStat, V2NumaStat
-from tests.kernel.open_probes import eventually
+from tests.builders.waiting import until
 from tests.live.agent_process import Agent, write_pods
 from tests.malachite.stock_client import PORT
 from tests.vm.pods import BATCH, DB, WARM_S, WEB, Pods
@@ -123,8 +123,8 @@ def pods(hierarchy: Hierarchy, tmp_path_factory: pytest.TempPathFactory) -> Iter
         Pods(hierarchy, DATA) as created,
         Agent(*map(str, options), "--malachite", f"127.0.0.1:{PORT}") as agent,
     ):
-        assert eventually(lambda: "Malachite's documents on" in agent.log, STARTS_S), agent.log
-        assert eventually(lambda: has_rate(WEB), WARM_S), agent.log
+        until(lambda: "Malachite's documents on" in agent.log, lambda: agent.log, seconds=STARTS_S)
+        until(lambda: has_rate(WEB), lambda: agent.log, seconds=WARM_S)
         created.freeze()
         yield created
 
@@ -148,7 +148,7 @@ def agreed(text: Any, read: Any) -> tuple[Any, Any]:
         time.sleep(0.3)
         return bool(last[0][0] == last[0][1])
 
-    eventually(same, 30.0)
+    until(same, seconds=30.0)
     return last[0]
 
 

@@ -16,12 +16,11 @@ from agent.sensors.triggers.psi_triggers import open_psi_trigger
 from api.interfaces import ProbeReading
 from api.measurements import Kswapd, OomVictim, ReclaimLatency
 from probes.cgroup_table import ROOT_CGROUP_ID
-from tests.kernel.open_probes import eventually
+from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory
 from tests.kernel.test_oomkill import HOG as ENDLESS
 from tests.vm.conftest import Programs
-from tests.vm.psi_triggers import fires
-from tests.vm.workloads import MIB, free_bytes, generations, numbers, vmstat
+from tests.vm.workloads import MIB, fires, free_bytes, generations, numbers, vmstat
 
 pytestmark = pytest.mark.vm_probes
 
@@ -117,7 +116,7 @@ def test_a_hog_bound_to_node_1_wakes_its_kswapd_alone_and_is_named(programs: Pro
             still.append(vmstat())
             return all(still[-1][name] == still[-2][name] for name in ("pageoutrun", "pgsteal_kswapd", "pgscan_kswapd"))
 
-        assert eventually(lambda: not time.sleep(0.5) and rests()), "kswapd is done when the hog is gone"
+        until(lambda: not time.sleep(0.5) and rests(), "kswapd is done when the hog is gone")
         books = {name: now - books[name] for name, now in still[-1].items()}
         after = {form: probe.read(live) for form, probe in probes.items()}
         assert probes.keys() == {"tp_btf", "raw_tp"}

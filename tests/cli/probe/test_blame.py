@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-
 from api.interfaces import ProbeReading
 from api.measurements import Blame
 from cli.probe.blame import blame_rows, render_blame_matrix
 from cli.probe.commands import summarize_interval
 from cli.probe.interval import CgroupChange, ProbeInterval
+from tests.builders.terminal import rendered_lines
 
 
 def blame(throttled: int = 0, higher: int = 0, other: int = 0, **by_cgroup: int) -> Blame:
@@ -46,10 +43,7 @@ def group(cgroup: str, throttled: int = 0, **by_cgroup: int) -> CgroupChange:
 
 
 def drawn(finished: ProbeInterval, width: int = 120, height: int | None = None) -> list[str]:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(render_blame_matrix(finished, width, height))
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return rendered_lines(render_blame_matrix(finished, width, height), width)
 
 
 def test_waits_between_two_readings_longest_first() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading
@@ -17,6 +15,7 @@ from api.text import to_json
 from cli.formats import ABSENT
 from cli.probe.commands import summarize_interval
 from cli.probe.interval import ChangeCell, DisplayedInterval, ProbeInterval, change_cells, render_interval, value_change
+from tests.builders.terminal import rendered_lines
 
 NO_TRAFFIC: Mapping[str, int] = dict.fromkeys(SocketTraffic.__struct_fields__, 0)
 STATES = ThreadStates(runnable=2, uninterruptible=0, iowait=0, sleeping=5)
@@ -115,10 +114,7 @@ def shown(before: ProbeReading, after: ProbeReading, paths: dict[int, str], prob
 
 
 def drawn(of: DisplayedInterval, height: int | None = None) -> list[str]:
-    console = Console(file=io.StringIO(), width=100)
-    console.print(render_interval(of, height))
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return rendered_lines(render_interval(of, height))
 
 
 def test_growth_is_shown_as_a_rate_in_the_unit_of_its_name() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 import cli.probe.commands
 from api.histogram import BOUNDS_NS, SLOT_COUNT
@@ -28,6 +26,7 @@ from cli.probe.runqlat import (
     summarize_runqlat,
 )
 from probes.cgroup_table import LostEvents
+from tests.builders.terminal import rendered_lines
 
 
 def wait(sum_ns: int, **slots: int) -> RunqLatency:
@@ -43,10 +42,7 @@ def interval(*cgroups: CgroupRunqLatency, lost: LostEvents | None = None) -> Run
 
 
 def drawn(finished: RunqlatInterval, height: int | None = None) -> list[str]:
-    console = Console(file=io.StringIO(), width=100)
-    console.print(render_runqlat(finished, height))
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return rendered_lines(render_runqlat(finished, height))
 
 
 class RecordingProbe:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading
@@ -16,6 +14,7 @@ from api.measurements import Durations, Wakeups
 from cli.probe.commands import summarize_interval
 from cli.probe.interval import ProbeInterval
 from cli.probe.wakeups import WakeupHop, chains, hops, render_wakeup_chains
+from tests.builders.terminal import rendered_lines
 
 NEVER = Durations(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT)
 PATHS = {1: "/ingress", 2: "/api", 3: "/db"}
@@ -46,10 +45,7 @@ def interval(by_id: Mapping[int, Wakeups], before: Mapping[int, Wakeups] = {}, p
 
 
 def drawn(of: ProbeInterval, width: int = 110, height: int | None = None) -> list[str]:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(render_wakeup_chains(of, width, height))
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return rendered_lines(render_wakeup_chains(of, width, height), width)
 
 
 def tree(*result: tuple[str, str, int]) -> list[str]:

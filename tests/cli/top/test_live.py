@@ -9,7 +9,6 @@ import pty
 import re
 import select
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from rich.console import Console
 from api.decision import JournalEntry
 from api.interfaces import Unavailable
 from cli import formats
+from cli.agent_process import free_port
 from cli.client import AgentClient, AgentHistory
 from cli.top.charts import runq_latency_charts
 from cli.top.live import MAX_FAILURES_AFTER_ANSWER, connection_notice, run_top
@@ -221,9 +221,7 @@ def test_a_view_without_a_terminal_is_refused(agent: AgentServer) -> None:
 
 
 def test_once_without_an_agent_says_how_to_start_one() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     done = run(["top", "--once", "--url", f"http://127.0.0.1:{port}"])
     assert done.returncode == 1
     assert f"http://127.0.0.1:{port} does not answer: Connection refused" in done.stderr
@@ -231,9 +229,7 @@ def test_once_without_an_agent_says_how_to_start_one() -> None:
 
 
 def test_without_a_terminal_it_gives_up_after_some_failures() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     done = run(["top", "--url", f"http://127.0.0.1:{port}"])
     assert done.returncode == 1
     assert done.stdout.count("does not answer: Connection refused; retrying every second") == 1
