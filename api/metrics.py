@@ -35,8 +35,8 @@ US_PER_S = 1_000_000
 CGROUP_LABELS = ("cgroup", "namespace", "pod", "container", "qos")
 """Labels of all cgroup metrics; the last four are empty if no listed pod owns the cgroup."""
 HELP_INCLUDES_DESCENDANTS = " Includes descendants."
-HELP_OWN_TASKS = " Of the cgroup's own tasks, without descendants."
-HELP_RECURSIVE = " Includes descendants; on version 1 only if the kernel has the files ending in _recursive."
+HELP_OWN_TASKS = " Without descendants."
+HELP_RECURSIVE = " Includes descendants; on version 1 only with the kernel's _recursive files."
 RUNQ_LATENCY_BOUNDS_S: tuple[float, ...] = tuple(bound / NS_PER_S for bound in BOUNDS_NS)
 COARSE_BOUNDS_S: tuple[float, ...] = tuple(RUNQ_LATENCY_BOUNDS_S[slot] for slot in COARSE_SLOTS)
 """Bounds of the histograms of which each cgroup has several: throttles, reclaim and block I/O."""
@@ -83,8 +83,8 @@ AGENT_METRICS: tuple[Metric, ...] = (
            "Reason why an allocation of 2^order pages would fail: near 0 for lack of memory, near 1 because of "
            "fragmentation, -1 if it would not fail.", ("numa_node", "order")),
     Metric("dioptase_node_vm_events_total", "counter", "",
-           "Events of reclaim, faults, swap, compaction and NUMA balancing in the names of /proc/vmstat; pages or "
-           "times.", ("event",), since="boot"),
+           "Events of reclaim, faults, swap, compaction and NUMA balancing, pages or times, in the names of "
+           "/proc/vmstat.", ("event",), since="boot"),
     Metric("dioptase_node_kswapd_wakeups_total", "counter", "", "Times that kswapd was woken.", ("numa_node",)),
     Metric("dioptase_node_kswapd_active_seconds_total", "counter", "seconds",
            "Time between each wakeup of kswapd and its next sleep.", ("numa_node",)),
@@ -159,18 +159,18 @@ AGENT_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_cgroup_throttle_seconds", "histogram", "seconds",
            "Duration of each throttling of one run queue by the cgroup's own quota.", CGROUP_LABELS),
     Metric("dioptase_cgroup_runq_wait_seconds", "histogram", "seconds",
-           "Run-queue latency: time that tasks were runnable but not running, of every context switch, unsampled."
+           "Run-queue latency: time that tasks were runnable but not running, at every context switch."
            + HELP_OWN_TASKS, CGROUP_LABELS),
     Metric("dioptase_cgroup_runq_wait_evaluated_seconds", "gauge", "seconds",
-           "Run-queue latency of the latest round as the advisor evaluates it: without waits that the container's own CPU "
-           "quota caused, which dioptase_cgroup_runq_wait_seconds includes. Online containers only."
+           "Run-queue latency of the latest cycle as evaluated: without waits caused by the container's own CPU quota, "
+           "which dioptase_cgroup_runq_wait_seconds includes. Online containers only."
            + HELP_INCLUDES_DESCENDANTS,
            (*CGROUP_LABELS, "percentile")),
     Metric("dioptase_cgroup_blame_seconds_total", "counter", "seconds",
            "Run-queue latency by what occupied the CPU meanwhile. Cause: neighbour (the cgroup in culprit ran), "
-           "self (its own tasks ran), own_quota (throttled), higher_class (real-time tasks ran) or other. The "
-           "number of culprits is limited, the smallest contributions have no sample; all contributions add up to "
-           "the sum of dioptase_cgroup_runq_wait_seconds." + HELP_OWN_TASKS,
+           "self (its own tasks ran), own_quota (throttled), higher_class (real-time tasks ran) or other. Only the "
+           "largest culprits have samples; with the others they add up to the sum of "
+           "dioptase_cgroup_runq_wait_seconds." + HELP_OWN_TASKS,
            (*CGROUP_LABELS, "cause", "culprit", "culprit_pod")),
     Metric("dioptase_cgroup_threads", "gauge", "",
            "Threads including those of descendants; without descendants if the pids controller is not available.",

@@ -63,8 +63,8 @@ def test_every_setting_is_in_it_once() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        "| `advisor.latency.calmS` | `3` | (0, 3600] | Latency",
-        "| `advisor.minReclaimedCores` | unset | integer [1, 8192] | [minReclaimedResourceForAllocate] CPUs",
+        "| `advisor.latency.calmS` | `3` | (0, 3600] | Time below half",
+        "| `advisor.minReclaimedCores` | unset | integer [1, 8192] | [minReclaimedResourceForAllocate] Reserved",
         "| `advisor.policy` | `latency` | `canonical`, `latency`, `none` |",
         "| `shadow` | unset | as [`advisor`](#advisor) |",
         '| `knobs.burst.policy` | `"off"` | `katalyst`, `koordinator`, `off` |',
