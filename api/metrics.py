@@ -93,15 +93,15 @@ AGENT_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_node_oom_kill_timestamp_seconds", "gauge", "seconds",
            "Time of the last OOM kill that the agent observed."),
     Metric("dioptase_node_l3_occupancy_bytes", "gauge", "bytes",
-           "L3 cache occupied by a resctrl control group, including its monitoring groups. The empty group is the "
-           "default group with everything else; the sum over groups is the occupancy of the cache.",
+           "L3 cache occupied by a resctrl control group and its monitoring groups. The empty group is the default "
+           "group; the sum over groups is the occupancy of the cache.",
            ("cache", "group")),
     Metric("dioptase_node_l3_memory_bytes_total", "counter", "bytes",
-           "Memory traffic of a resctrl control group through an L3 cache, to any NUMA node; the sum over groups "
-           "is the traffic of the cache.", ("cache", "group"), since="boot"),
+           "Memory traffic of a resctrl control group through an L3 cache, to any NUMA node.", ("cache", "group"),
+           since="boot"),
     Metric("dioptase_node_l3_local_memory_bytes_total", "counter", "bytes",
-           "Memory traffic of a resctrl control group through an L3 cache, to its own NUMA node; the sum over "
-           "groups is the traffic of the cache.", ("cache", "group"), since="boot"),
+           "Memory traffic of a resctrl control group through an L3 cache, to its own NUMA node.", ("cache", "group"),
+           since="boot"),
     # The node's disks and network
     Metric("dioptase_node_disk_bytes_total", "counter", "bytes", "Bytes read and written.",
            ("device", "operation"), since="boot"),
@@ -273,11 +273,10 @@ AGENT_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_rejected_pods", "gauge", "",
            "Pods whose CPU or network bandwidth request cannot be satisfied, by rule.", ("rule",)),
     Metric("dioptase_network_capacity_mbit", "gauge", "mbit",
-           "Bandwidth of a network card that can be allocated to pods, in megabits per second: a share of its "
-           "speed minus the reserve.", ("interface", "direction")),
+           "Allocatable bandwidth of a network card in Mbit/s: a share of its speed minus the reserve.",
+           ("interface", "direction")),
     Metric("dioptase_network_promised_mbit", "gauge", "mbit",
-           "Bandwidth of a network card that is allocated to pods, in megabits per second and each direction.",
-           ("interface",)),
+           "Allocated bandwidth of a network card in Mbit/s, each direction.", ("interface",)),
     Metric("dioptase_share_requirement_cores", "gauge", "cores", "Estimated CPU requirement of online pods."),
     Metric("dioptase_reclaim_headroom_cores", "gauge", "cores",
            "CPU headroom: total CPU that reclaimed pods may request, their current use included."),
@@ -400,8 +399,8 @@ AGENT_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_eviction_leaving_pods", "gauge", "",
            "Pods whose eviction was accepted and which are still on the node."),
     Metric("dioptase_eviction_held_pods", "gauge", "",
-           "Pods whose eviction is pending, by cause: budget (a disruption budget does not allow it), refused, "
-           "unreachable or busy (the API server or the runtime; the request is repeated).", ("why",)),
+           "Pods whose eviction is pending, by cause: budget (disruption budget), refused, unreachable or busy (API "
+           "server or runtime; the request is repeated).", ("why",)),
     Metric("dioptase_eviction_victims_total", "counter", "",
            "Pods selected for eviction, in a dry run too, counted once per pod. Pods that were only notified are "
            "not counted.", ("plugin", "dry_run")),
@@ -441,9 +440,9 @@ AGENT_METRICS: tuple[Metric, ...] = (
            "Requests to the API server by HTTP status; unreachable if there was no response.",
            ("method", "resource", "status")),
     Metric("dioptase_nri_containers_total", "counter", "",
-           "Containers to be created or updated, by the agent's reply to the container runtime: adjusted; "
-           "unchanged, as the kubelet specified them; unknown and late, if the inputs were missing or late; "
-           "refused, unchanged because they failed to start with an earlier reply.", ("answer",)),
+           "Containers created or updated, by the agent's reply to the runtime: adjusted; unchanged; unknown or late, "
+           "if the inputs were missing or late; refused, unchanged because they failed to start with an earlier "
+           "reply.", ("answer",)),
     Metric("dioptase_config_obeyed", "gauge", "",
            "1 for each object of the cluster's configuration that this node applies, 0 if it cannot be applied.",
            ("kind", "object", "hash")),
