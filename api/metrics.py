@@ -35,8 +35,8 @@ US_PER_S = 1_000_000
 CGROUP_LABELS = ("cgroup", "namespace", "pod", "container", "qos")
 """Labels of all cgroup metrics; the last four are empty if no listed pod owns the cgroup."""
 HELP_INCLUDES_DESCENDANTS = " Includes descendants."
-HELP_OWN_TASKS = " Of the cgroup's own tasks, without descendants."
-HELP_RECURSIVE = " Includes descendants; on version 1 only if the kernel has the files ending in _recursive."
+HELP_OWN_TASKS = " Without descendants."
+HELP_RECURSIVE = " Includes descendants; on version 1 only with the kernel's _recursive files."
 RUNQ_LATENCY_BOUNDS_S: tuple[float, ...] = tuple(bound / NS_PER_S for bound in BOUNDS_NS)
 COARSE_BOUNDS_S: tuple[float, ...] = tuple(RUNQ_LATENCY_BOUNDS_S[slot] for slot in COARSE_SLOTS)
 """Bounds of the histograms of which each cgroup has several: throttles, reclaim and block I/O."""
@@ -83,8 +83,8 @@ AGENT_METRICS: tuple[Metric, ...] = (
            "Reason why an allocation of 2^order pages would fail: near 0 for lack of memory, near 1 because of "
            "fragmentation, -1 if it would not fail.", ("numa_node", "order")),
     Metric("dioptase_node_vm_events_total", "counter", "",
-           "Events of reclaim, faults, swap, compaction and NUMA balancing in the names of /proc/vmstat; pages or "
-           "times.", ("event",), since="boot"),
+           "Events of reclaim, faults, swap, compaction and NUMA balancing, pages or times, in the names of "
+           "/proc/vmstat.", ("event",), since="boot"),
     Metric("dioptase_node_kswapd_wakeups_total", "counter", "", "Times that kswapd was woken.", ("numa_node",)),
     Metric("dioptase_node_kswapd_active_seconds_total", "counter", "seconds",
            "Time between each wakeup of kswapd and its next sleep.", ("numa_node",)),
@@ -93,15 +93,15 @@ AGENT_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_node_oom_kill_timestamp_seconds", "gauge", "seconds",
            "Time of the last OOM kill that the agent observed."),
     Metric("dioptase_node_l3_occupancy_bytes", "gauge", "bytes",
-           "L3 cache occupied by a resctrl control group, including its monitoring groups. The empty group is the "
-           "default group with everything else; the sum over groups is the occupancy of the cache.",
+           "L3 cache occupied by a resctrl control group and its monitoring groups. The empty group is the default "
+           "group; the sum over groups is the occupancy of the cache.",
            ("cache", "group")),
     Metric("dioptase_node_l3_memory_bytes_total", "counter", "bytes",
-           "Memory traffic of a resctrl control group through an L3 cache, to any NUMA node; the sum over groups "
-           "is the traffic of the cache.", ("cache", "group"), since="boot"),
+           "Memory traffic of a resctrl control group through an L3 cache, to any NUMA node.", ("cache", "group"),
+           since="boot"),
     Metric("dioptase_node_l3_local_memory_bytes_total", "counter", "bytes",
-           "Memory traffic of a resctrl control group through an L3 cache, to its own NUMA node; the sum over "
-           "groups is the traffic of the cache.", ("cache", "group"), since="boot"),
+           "Memory traffic of a resctrl control group through an L3 cache, to its own NUMA node.", ("cache", "group"),
+           since="boot"),
     # The node's disks and network
     Metric("dioptase_node_disk_bytes_total", "counter", "bytes", "Bytes read and written.",
            ("device", "operation"), since="boot"),
@@ -159,18 +159,18 @@ AGENT_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_cgroup_throttle_seconds", "histogram", "seconds",
            "Duration of each throttling of one run queue by the cgroup's own quota.", CGROUP_LABELS),
     Metric("dioptase_cgroup_runq_wait_seconds", "histogram", "seconds",
-           "Run-queue latency: time that tasks were runnable but not running, of every context switch, unsampled."
+           "Run-queue latency: time that tasks were runnable but not running, at every context switch."
            + HELP_OWN_TASKS, CGROUP_LABELS),
     Metric("dioptase_cgroup_runq_wait_evaluated_seconds", "gauge", "seconds",
-           "Run-queue latency of the latest round as the advisor evaluates it: without waits that the container's own CPU "
-           "quota caused, which dioptase_cgroup_runq_wait_seconds includes. Online containers only."
+           "Run-queue latency of the latest cycle as evaluated: without waits caused by the container's own CPU quota, "
+           "which dioptase_cgroup_runq_wait_seconds includes. Online containers only."
            + HELP_INCLUDES_DESCENDANTS,
            (*CGROUP_LABELS, "percentile")),
     Metric("dioptase_cgroup_blame_seconds_total", "counter", "seconds",
            "Run-queue latency by what occupied the CPU meanwhile. Cause: neighbour (the cgroup in culprit ran), "
-           "self (its own tasks ran), own_quota (throttled), higher_class (real-time tasks ran) or other. The "
-           "number of culprits is limited, the smallest contributions have no sample; all contributions add up to "
-           "the sum of dioptase_cgroup_runq_wait_seconds." + HELP_OWN_TASKS,
+           "self (its own tasks ran), own_quota (throttled), higher_class (real-time tasks ran) or other. Only the "
+           "largest culprits have samples; with the others they add up to the sum of "
+           "dioptase_cgroup_runq_wait_seconds." + HELP_OWN_TASKS,
            (*CGROUP_LABELS, "cause", "culprit", "culprit_pod")),
     Metric("dioptase_cgroup_threads", "gauge", "",
            "Threads including those of descendants; without descendants if the pids controller is not available.",
@@ -273,11 +273,10 @@ AGENT_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_rejected_pods", "gauge", "",
            "Pods whose CPU or network bandwidth request cannot be satisfied, by rule.", ("rule",)),
     Metric("dioptase_network_capacity_mbit", "gauge", "mbit",
-           "Bandwidth of a network card that can be allocated to pods, in megabits per second: a share of its "
-           "speed minus the reserve.", ("interface", "direction")),
+           "Allocatable bandwidth of a network card in Mbit/s: a share of its speed minus the reserve.",
+           ("interface", "direction")),
     Metric("dioptase_network_promised_mbit", "gauge", "mbit",
-           "Bandwidth of a network card that is allocated to pods, in megabits per second and each direction.",
-           ("interface",)),
+           "Allocated bandwidth of a network card in Mbit/s, each direction.", ("interface",)),
     Metric("dioptase_share_requirement_cores", "gauge", "cores", "Estimated CPU requirement of online pods."),
     Metric("dioptase_reclaim_headroom_cores", "gauge", "cores",
            "CPU headroom: total CPU that reclaimed pods may request, their current use included."),
@@ -400,8 +399,8 @@ AGENT_METRICS: tuple[Metric, ...] = (
     Metric("dioptase_eviction_leaving_pods", "gauge", "",
            "Pods whose eviction was accepted and which are still on the node."),
     Metric("dioptase_eviction_held_pods", "gauge", "",
-           "Pods whose eviction is pending, by cause: budget (a disruption budget does not allow it), refused, "
-           "unreachable or busy (the API server or the runtime; the request is repeated).", ("why",)),
+           "Pods whose eviction is pending, by cause: budget (disruption budget), refused, unreachable or busy (API "
+           "server or runtime; the request is repeated).", ("why",)),
     Metric("dioptase_eviction_victims_total", "counter", "",
            "Pods selected for eviction, in a dry run too, counted once per pod. Pods that were only notified are "
            "not counted.", ("plugin", "dry_run")),
@@ -441,9 +440,9 @@ AGENT_METRICS: tuple[Metric, ...] = (
            "Requests to the API server by HTTP status; unreachable if there was no response.",
            ("method", "resource", "status")),
     Metric("dioptase_nri_containers_total", "counter", "",
-           "Containers to be created or updated, by the agent's reply to the container runtime: adjusted; "
-           "unchanged, as the kubelet specified them; unknown and late, if the inputs were missing or late; "
-           "refused, unchanged because they failed to start with an earlier reply.", ("answer",)),
+           "Containers created or updated, by the agent's reply to the runtime: adjusted; unchanged; unknown or late, "
+           "if the inputs were missing or late; refused, unchanged because they failed to start with an earlier "
+           "reply.", ("answer",)),
     Metric("dioptase_config_obeyed", "gauge", "",
            "1 for each object of the cluster's configuration that this node applies, 0 if it cannot be applied.",
            ("kind", "object", "hash")),

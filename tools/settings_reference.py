@@ -19,6 +19,7 @@ from msgspec import inspect as types
 
 from agent.config.config import AgentConfig
 from agent.dynamic_config.effective import format_flow_yaml
+from api.qos import QoSLevel
 
 EXAMPLES: Mapping[str, str] = {
     "": """\
@@ -121,18 +122,17 @@ HEAD = """# Settings
 Generated from `agent/config/` and `tools/settings_reference.py` by
 `python -m tools.settings_reference docs/settings.md`; edit those files instead of this one.
 
-`dioptase agent --config FILE` reads one YAML file. Every setting is optional. A file with an unknown or duplicate field, a
-value of the wrong type or out of bounds, contradicting values, or values that this node cannot hold is rejected as a whole
-before anything is changed; the error names file, field and remedy. [operations.md](operations.md) describes command line
-options, the pods file, TLS and OpenTelemetry.
+`dioptase agent --config FILE` reads one YAML file of optional settings. A file with an unknown or duplicate field, a value of
+the wrong type or out of bounds, contradicting values, or values that this node cannot hold is rejected before anything is
+changed; the error names file, field and remedy.
 
-- The name of a setting is its path: `advisor.latency.targetWaitMs` is `advisor: {latency: {targetWaitMs: 5}}`. `NAME` is any
-  key of a map, `[]` any item of a list.
-- Brackets at the start of a meaning hold Katalyst's name (Koordinator's or oomd's where the section says so).
-- Units are in the names: `S`, `Ms` and `Us` (seconds, milli- and microseconds), `Cores` (CPUs' worth of time), `Bytes`, `Mib`,
-  `Mbit`; a `Ratio` is a part of 1, a `Percent` of 100.
-- `(0, 1]` is a number above 0 and at most 1. "unset" depends on the node, as the text says.
-- Quote values that YAML takes for something else than text: `policy: "off"`, `start: "19:00"`.
+- Names are paths: `advisor.latency.targetWaitMs` is `advisor: {latency: {targetWaitMs: 5}}`. `NAME`: any key of a map; `[]`:
+  any item of a list.
+- `[name]` at the start of a meaning: Katalyst's name, unless the section says otherwise.
+- Units: `S`, `Ms`, `Us` (seconds, milli- and microseconds), `Cores` (CPUs' worth of time), `Bytes`, `Mib`, `Mbit`,
+  `Ratio` (of 1), `Percent` (of 100).
+- Values: `(0, 1]` is a number above 0 and at most 1; a QoS level is `shared_cores`, `dedicated_cores`, `reclaimed_cores` or
+  `system_cores`. Quote text that YAML reads otherwise: `policy: "off"`, `start: "19:00"`.
 """
 _MAX_DEFAULT_CHARS = 40
 """Longer defaults stand below their table."""
@@ -224,7 +224,7 @@ def _section(place: _SectionPlace, places: Mapping[type, _SectionPlace]) -> str:
         f"\n```yaml\n{text}```\n" for text in filter(None, example.split("---\n"))
     )
     if rows:
-        result += f"\n| setting | default | values | meaning |\n| --- | --- | --- | --- |\n{rows}{long}"
+        result += f"\n| setting | default | values | meaning |\n|---|---|---|---|\n{rows}{long}"
     return result
 
 
@@ -267,12 +267,16 @@ def _values_text(kind: types.Type, places: Mapping[type, _SectionPlace]) -> str:
         case types.BoolType():
             return "boolean"
         case types.IntType() | types.FloatType():
-            what = "integer" if isinstance(kind, types.IntType) else "number"
-            return " ".join(filter(None, (what, _bounds_text(kind))))
+            bounds = _bounds_text(kind)
+            if isinstance(kind, types.IntType):
+                return f"integer {bounds}".rstrip()
+            return bounds or "number"
         case types.StrType():
             # A bar would end the table cell, even in code.
             pattern = (kind.pattern or "").replace("|", "\\|")
             return f"text matching `{pattern}`" if pattern else "text"
+        case types.EnumType(cls=cls) if cls is QoSLevel:
+            return "QoS level"
         case types.EnumType():
             return ", ".join(f"`{member.value}`" for member in kind.cls)
         case types.LiteralType():

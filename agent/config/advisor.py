@@ -21,9 +21,9 @@ class InferenceSlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """[strategy_slots] Effect of predictions below a bound."""
 
     below: float
-    """[net] Upper bound of predictions in the slot; the last slot has none."""
+    """[net] Upper bound of predictions; the last slot has none."""
     offset: Offset
-    """[offset] Added to the target (borwein_v2), or the target itself (borwein_v3)."""
+    """[offset] Added to the target (borwein_v2), or the target (borwein_v3)."""
 
 
 class InferenceSpecialTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -34,7 +34,7 @@ class InferenceSpecialTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     end: TimeOfDay
     """First minute after it, `HH:MM`."""
     offset: Offset
-    """Added to the target (borwein_v2), or the target itself (borwein_v3)."""
+    """As in slots."""
 
     def covers(self, minute: int) -> bool:
         """Return whether this minute of the day is in the interval."""
@@ -49,9 +49,9 @@ class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     strategy: Literal["none", "borwein_v2", "borwein_v3"] = "none"
     """[StrategyGroup] `borwein_v2` adds the slot's offset to the target, `borwein_v3` replaces the target."""
     slots: tuple[InferenceSlot, ...] = ()
-    """[strategy_slots] Slots in ascending order of `below`."""
+    """[strategy_slots] Slots by ascending `below`."""
     special_times: tuple[InferenceSpecialTime, ...] = ()
-    """[strategy_special_time] Parts of the day in which predictions do not count."""
+    """[strategy_special_time] Times of day without predictions."""
     offset_min: Offset = -0.25
     """[OffsetMin] Lower bound of the offset."""
     offset_max: Offset = 0.25
@@ -61,7 +61,7 @@ class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     target_max: Ratio = 0.9
     """[IndicatorMax] Upper bound of the target."""
     stale_s: Annotated[float, Meta(gt=0, le=86400)] = 60.0
-    """Older predictions do not count."""
+    """Maximum age of predictions."""
 
     def __post_init__(self) -> None:
         if self.strategy != "none" and not self.slots:
@@ -85,14 +85,14 @@ class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Margin and history of usage forecasts."""
 
     method: Literal["calibrated", "koordinator", "n-sigma", "rc-like", "max"] = "calibrated"
-    """`calibrated` steers its margin by its misses. The others are for comparison in replay and simulation:
-    Koordinator's p95 + 10 %, mean + 5 sigma, p99 and maximum of a day."""
+    """`calibrated` adjusts its margin to its misses. Others are for replay and simulation: Koordinator's p95 + 10 %,
+    mean + 5 sigma, p99 and maximum of a day."""
     miss_ratio: Annotated[float, Meta(ge=0.005, le=0.2)] = 0.055
     """Share of forecasts that the next hour's peak may exceed; one point less costs about one point of the node."""
     min_history_s: Annotated[float, Meta(ge=3600, le=259_200)] = 86_400.0
-    """With less history, headroom is at most Katalyst's formula (Koordinator waits a day too)."""
+    """With less history, headroom is at most Katalyst's formula."""
     stale_s: Annotated[float, Meta(ge=300, le=3600)] = 900.0
-    """Without a newer sample, the forecast is the highest remembered peak and Katalyst's formula holds."""
+    """Without a newer sample, the forecast is the highest remembered peak, bounded by Katalyst's formula."""
 
 
 ProvisionPolicyName = Literal["none", "canonical", "rama", "dynamic-quota"]
@@ -107,15 +107,15 @@ class RamaGains(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     up: Gain
     """[Kpp] Cores per core of the region's upper bound and unit of error, above the target."""
     down: Gain
-    """[Kpn] Cores per core of the region's upper bound and unit of error, below the target."""
+    """[Kpn] The same below the target."""
     dead_above: Annotated[float, Meta(ge=0, le=10)]
     """[DeadbandUpperPct] Relative deviation above the target without effect."""
     dead_below: Fraction
     """[DeadbandLowerPct] Relative deviation below the target without effect."""
     derivative_up: Gain = 0.0
-    """[Kdp] Cores per unit of change of the error, towards more CPU."""
+    """[Kdp] Cores per change of the error, towards more CPU."""
     derivative_down: Gain = 0.0
-    """[Kdn] Cores per unit of change of the error, towards less CPU."""
+    """[Kdn] Cores per change of the error, towards less CPU."""
 
 
 _RUNQ_LATENCY_GAINS = RamaGains(up=0.05, down=0.009, dead_above=0.05, dead_below=0.2)
@@ -134,76 +134,74 @@ class IndicatorTargetsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     """[regionIndicators] Targets of indicators; only those named are followed."""
 
     share: Mapping[str, Positive] = field(default_factory=lambda: {"cpu_sched_wait": 460.0, "cpu_usage_ratio": 0.8})
-    """For share regions. cpu_sched_wait is a pod's mean run-queue latency in microseconds. request_p99_ms is followed
-    where a service profile has a target, and for all pods if named here."""
+    """Share regions: cpu_sched_wait is mean run-queue latency in microseconds; request_p99_ms counts if a service
+    profile or this map has a target."""
     dedicated: Mapping[str, Positive] = field(default_factory=lambda: {"cpi": 1.4, "cpu_usage_ratio": 0.55})
-    """For dedicated regions. cpi is cycles per instruction of the main containers."""
+    """Dedicated regions: cpi is cycles per instruction of main containers."""
     getter: TargetGetter = "spd-min"
-    """[indicatorTargetDefaultGetter] Target of a region: minimum or mean of its pods' own targets, or `thresholds`,
-    which override them."""
+    """[indicatorTargetDefaultGetter] Minimum or mean of the pods' own targets, or `thresholds`, which override them."""
     getters: Mapping[str, TargetGetter] = field(default_factory=lambda: {"cpu_usage_ratio": "spd-avg"})
-    """[indicatorTargetGetters] By indicator, instead of `getter`."""
+    """[indicatorTargetGetters] `getter` by indicator."""
     thresholds: Mapping[str, Positive] = {}
-    """[metricThreshold] By indicator, for getter `metric-threshold`; others keep their target."""
+    """[metricThreshold] Targets by indicator, for getter `metric-threshold`."""
     expand_factors: Mapping[str, Positive] = {}
     """[indicatorTargetMetricThresholdExpandFactors] Factor of a threshold, by indicator."""
 
 
 class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Shared pods with many more runnable tasks than requested CPU get a pool of their own for a while."""
+    """Shared pods with many more runnable tasks than requested CPU temporarily get their own pool."""
 
     enabled: bool = False
-    """[!isolationDisabled] Turn isolation on."""
+    """[!isolationDisabled] Isolate overloaded pods."""
     disabled_pools: tuple[str, ...] = ()
-    """[isolationDisabledPools] Pools whose pods are never isolated, without the NUMA node's suffix."""
+    """[isolationDisabledPools] Pools without isolation, without NUMA suffix."""
     load_ratio: Positive = 1.5
-    """[isolationCPURatio] A pod is overloaded above this many runnable tasks per CPU of its limit (or request)."""
+    """[isolationCPURatio] Overloaded: more runnable tasks per CPU of its limit (or request)."""
     load_cores: Cores = 2.0
-    """[isolationCPUSize] A pod is overloaded above its limit (or request) plus this."""
+    """[isolationCPUSize] Overloaded: more runnable tasks than its limit (or request) plus this."""
     lock_in_rounds: Annotated[int, Meta(ge=1, le=1000)] = 3
     """[isolationLockInThreshold] Overloaded cycles in a row before isolation."""
     lock_out_s: Annotated[float, Meta(ge=0, le=3600)] = 120.0
     """[isolationLockOutPeriodSecs] Time without overload before isolation ends."""
     max_resource_ratio: Ratio = 0.2
-    """[isolatedMaxResourceRatio] Largest isolated part of a pool's CPU."""
+    """[isolatedMaxResourceRatio] Maximum isolated share of a pool's CPU."""
     max_resource_ratios: Mapping[str, Ratio] = {}
     """[isolatedMaxPoolResourceRatios] `maxResourceRatio` by pool."""
     max_pod_ratio: Ratio = 0.5
-    """[isolatedMaxPodRatio] Largest isolated part of a pool's pods; never all."""
+    """[isolatedMaxPodRatio] Maximum isolated share of a pool's pods; never all."""
     max_pod_ratios: Mapping[str, Ratio] = {}
     """[isolatedMaxPoolPodRatios] `maxPodRatio` by pool."""
     include_sidecars: bool = False
-    """[isolationIncludeSidecarRequirement] Include sidecars in the size of the isolated pool."""
+    """[isolationIncludeSidecarRequirement] Count sidecars in the isolated pool's size."""
 
 
 class ProvisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """How pools are sized. Names in brackets are Katalyst's. Settings common to all policies are in `advisor`."""
+    """Pool sizes. Settings common to all policies are in `advisor`."""
 
     share_policies: tuple[ProvisionPolicyName, ...] = ("canonical",)
-    """[cpu-provision-policy-priority, share] The first policy that has its inputs is used; `canonical` is tried last."""
+    """[cpu-provision-policy-priority, share] The first with its inputs is used, at last `canonical`."""
     dedicated_policies: tuple[ProvisionPolicyName, ...] = ("canonical",)
-    """[cpu-provision-policy-priority, dedicated] Policies for dedicated pods, in order."""
+    """[cpu-provision-policy-priority, dedicated] The same for dedicated pods."""
     restrict: Mapping[ProvisionPolicyName, ProvisionPolicyName] = field(
         default_factory=lambda: {"rama": "dynamic-quota"}
     )
-    """[restrict-ref-policy] Bounds the quota of one policy by another's, where both are used."""
+    """[restrict-ref-policy] Bounds the quota of one policy by another's, if both are used."""
     overlap: bool = False
-    """[allowSharedCoresOverlapReclaimedCores] Online pools have all CPUs; reclaimed pods run on part of the same CPUs."""
+    """[allowSharedCoresOverlapReclaimedCores] Online pools have all CPUs, reclaimed pods some of the same."""
     quota: bool = False
-    """[feature_gate_quota_ctrl_knob] With `overlap`: limit reclaimed pods by a quota on NUMA nodes to which pods are
-    bound."""
+    """[feature_gate_quota_ctrl_knob] With `overlap`: a quota for reclaimed pods on NUMA nodes with bound pods."""
     disable_reclaim_share_pools: tuple[str, ...] = ()
-    """[disableReclaimSharePools] Pools without reclaimable CPU; if NUMA-bound, their socket has no headroom. Without
-    the NUMA node's suffix."""
+    """[disableReclaimSharePools] Pools without reclaimable CPU, without NUMA suffix; if NUMA-bound, their socket has no
+    headroom."""
     numa_min_reclaimed_ratio: Fraction = 0.0
-    """[numaMinReclaimedResourceRatioForAllocate] Part of each NUMA node reserved for reclaimed pods; 0:
+    """[numaMinReclaimedResourceRatioForAllocate] Share of each NUMA node reserved for reclaimed pods; 0:
     `advisor.minReclaimedCores`, spread over the nodes."""
     numa_min_reclaimed_cores: Annotated[int, Meta(ge=0, le=8192)] = 2
-    """[numaMinReclaimedResourceForAllocate] Smallest result of that ratio, in CPUs."""
+    """[numaMinReclaimedResourceForAllocate] Minimum result of that ratio."""
     min_dedicated_cores: Annotated[int, Meta(ge=1, le=8192)] = 4
-    """[MinDedicatedCPURequirement] Smallest requirement of a dedicated region, within its upper bound."""
+    """[MinDedicatedCPURequirement] Minimum requirement of a dedicated region, within its upper bound."""
     gains: Mapping[str, RamaGains] = field(default_factory=lambda: dict(DEFAULT_RAMA_GAINS))
-    """[PIDParameters] Gains of `rama` by indicator; an indicator without gains is ignored."""
+    """[PIDParameters] Gains of `rama` by indicator; others are ignored."""
     targets: IndicatorTargetsConfig = IndicatorTargetsConfig()
     isolation: IsolationConfig = IsolationConfig()
 
@@ -223,9 +221,9 @@ class CpuUtilBasedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     maximum: Fraction = 0.0
     """[maxReclaimedCoreUtilization] Use above which headroom falls; 0: never."""
     max_oversold_rate: Annotated[float, Meta(gt=0, le=100)] = 1.2
-    """[maxOversoldRate] Largest headroom, as a multiple of the supply."""
+    """[maxOversoldRate] Maximum headroom / supply."""
     max_capacity_rate: Ratio = 1.0
-    """[maxHeadroomCapacityRate] Largest headroom, as a share of the NUMA nodes' CPUs."""
+    """[maxHeadroomCapacityRate] Maximum headroom, share of the NUMA nodes' CPUs."""
 
     def __post_init__(self) -> None:
         if 0 < self.maximum < self.target:
@@ -239,22 +237,21 @@ class KoordinatorHeadroomConfig(msgspec.Struct, frozen=True, kw_only=True, forbi
     """Koordinator's colocation strategy, with its names in brackets."""
 
     cpu_policy: Literal["usage", "maxUsageRequest"] = "usage"
-    """[cpuCalculatePolicy] Subtract the CPU use of online pods from capacity, or the maximum of use and requests."""
+    """[cpuCalculatePolicy] Subtract online pods' use, or the maximum of use and requests."""
     memory_policy: Literal["usage", "request", "maxUsageRequest"] = "usage"
-    """[memoryCalculatePolicy] Subtract the memory use of online pods from capacity, their requests, or the maximum of
-    both."""
+    """[memoryCalculatePolicy] Subtract online pods' use, requests, or their maximum."""
     cpu_reclaim_threshold_percent: Percent = 60.0
-    """[cpuReclaimThresholdPercent] The rest of the CPU capacity is the margin."""
+    """[cpuReclaimThresholdPercent] Usable CPU; the rest is the margin."""
     memory_reclaim_threshold_percent: Percent = 65.0
-    """[memoryReclaimThresholdPercent] The rest of the memory capacity is the margin."""
+    """[memoryReclaimThresholdPercent] Usable memory; the rest is the margin."""
     batch_cpu_threshold_percent: Percent | None = None
-    """[batchCPUThresholdPercent] Largest batch CPU, of capacity; unset: no bound."""
+    """[batchCPUThresholdPercent] Maximum batch CPU, of capacity; unset: none."""
     batch_memory_threshold_percent: Percent | None = None
-    """[batchMemoryThresholdPercent] Largest batch memory, of capacity; unset: no bound."""
+    """[batchMemoryThresholdPercent] Maximum batch memory, of capacity; unset: none."""
     mid_cpu_threshold_percent: Percent = 100.0
-    """[midCPUThresholdPercent] Largest mid CPU, of capacity."""
+    """[midCPUThresholdPercent] Maximum mid CPU, of capacity."""
     mid_memory_threshold_percent: Percent = 100.0
-    """[midMemoryThresholdPercent] Largest mid memory, of capacity."""
+    """[midMemoryThresholdPercent] Maximum mid memory, of capacity."""
     mid_unallocated_percent: Percent = 0.0
     """[midUnallocatedPercent] Share of unrequested resources that is mid too."""
     mid_static_cpu_percent: Percent | None = None
@@ -267,17 +264,17 @@ class HeadroomConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How headroom is computed."""
 
     policy: Literal["common", "estimate", "forecast", "koordinator-batch", "koordinator-mid"] | None = None
-    """`common`: Katalyst's assembler. `estimate`: the node less the estimated need of online pods. `forecast`: the node
-    less their predicted peak, also for memory, bounded by the former two on the first day. Others: Koordinator's.
-    Unset: `common` for `canonical`, `estimate` for `latency`."""
+    """`common`: Katalyst's. `estimate`: the node minus the estimated need of online pods. `forecast`: minus their
+    predicted peak, also for memory, bounded by the others on the first day. Others: Koordinator's. Unset: `common` for
+    `canonical`, `estimate` for `latency`."""
     share_region: RegionPolicy = "canonical"
-    """Headroom policy of share regions."""
+    """Policy of share regions."""
     isolation_region: RegionPolicy = "canonical"
-    """Headroom policy of isolation regions."""
+    """Policy of isolation regions."""
     dedicated_region: RegionPolicy = "canonical"
-    """Headroom policy of dedicated regions."""
+    """Policy of dedicated regions."""
     whole_cores: bool | None = None
-    """`common` rounds like Katalyst: up on bound NUMA nodes, else down. Unset: from 16 CPUs."""
+    """`common` rounds: up on bound NUMA nodes, else down. Unset: from 16 CPUs."""
     util: CpuUtilBasedConfig = CpuUtilBasedConfig()
     koordinator: KoordinatorHeadroomConfig = KoordinatorHeadroomConfig()
 
@@ -294,13 +291,13 @@ class OvercommitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     period_s: Seconds = 10.0
     """[SyncPeriod] Time between evaluations."""
     target_cpu: Ratio = 0.6
-    """[TargetCPULoad] Share of the node's CPU that pods should use."""
+    """[TargetCPULoad] Target CPU use of pods, share of the node."""
     target_memory: Ratio = 0.8
-    """[TargetMemoryLoad] Share of the node's memory that pods should use."""
+    """[TargetMemoryLoad] Target memory use of pods, share of the node."""
     estimated_cpu: Ratio = 0.4
-    """[EstimatedPodCPULoad] Smallest assumed CPU use of new pods, as a share of their requests."""
+    """[EstimatedPodCPULoad] Minimum CPU use of new pods / their requests."""
     estimated_memory: Ratio = 0.8
-    """[EstimatedPodMemoryLoad] Smallest assumed memory use of new pods, as a share of their requests."""
+    """[EstimatedPodMemoryLoad] Minimum memory use of new pods / their requests."""
 
 
 class PowerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -309,63 +306,63 @@ class PowerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     enable: bool = False
     """[power_aware among the sysadvisor plugins] Turn it on."""
     annotation_prefix: str = ""
-    """[AnnotationKeyPrefix] Prefix of the node's annotations such as power-alert, without the slash."""
+    """[AnnotationKeyPrefix] Prefix of the node's annotations, without the slash."""
     period_s: Seconds = 9.0
-    """Time between actions: a cap settles in 4 to 6 s and is measured in 2 more."""
+    """Time between actions; a cap takes effect in 6 to 8 s."""
     voluntary_cpu_ratio: Fraction = 0.45
-    """At p0 frequencies fall only while the node is busier than this."""
+    """Minimum CPU use of the node for lower frequencies at p0."""
     voluntary_percent: Annotated[int, Meta(ge=0, le=100)] = 10
-    """Below s0 frequencies fall by at most this in total, until the alert ends."""
+    """Maximum total frequency reduction below s0, until the alert ends."""
 
 
 class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Policy `latency`: the run-queue latency of online pods decides how much CPU is reclaimable."""
 
     target_wait_ms: Annotated[float, Meta(ge=0.002, le=1000)] = 10.0
-    """Target of the run-queue latency of online pods at `quantile`. A lower one protects more and reclaims less."""
+    """Target of online pods' run-queue latency at `quantile`. A lower one reclaims less."""
     quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = 0.99
-    """Quantile compared with the target; at 0.99 one switch in a hundred may wait longer."""
+    """Quantile compared with the target."""
     min_waits_above: Annotated[int, Meta(ge=1, le=1000)] = 2
-    """Fewer waits above the target are no breach, because a quiet pod may have one slow switch."""
+    """Fewer waits above the target are no breach."""
     calm_s: Seconds = 3.0
-    """Latency must be below half the target for this time before reclaimable CPU grows."""
+    """Time below half the target before reclaimable CPU grows."""
     grow_ratio_per_s: Ratio = 0.1
-    """Growth of reclaimable CPU, as a share of the node per second (0.1 as in Koordinator's suppress)."""
+    """Growth of reclaimable CPU, share of the node per second."""
     min_lent_ratio: Annotated[float, Meta(gt=0, lt=1)] = 0.05
-    """Share of the node that batch work retains in a breach, so that it progresses and can be measured."""
+    """Share of the node that batch work retains in a breach, so that it can be measured."""
     gross_breach_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
-    """Latency of this many targets cuts reclaimable CPU to the minimum at once; less halves it."""
+    """Latency of this many targets cuts reclaimable CPU to the minimum; less halves it."""
     least_blame_ratio: Fraction = 0.1
-    """Share of the waits that batch work must cause before its CPU is cut; 0 cuts always. Needs probe `blame`."""
+    """Share of the waits that batch work must cause to be cut; 0: always cut. Needs probe `blame`."""
     stale_s: Seconds = 5.0
-    """Without newer latency, reclaimable CPU is at most what the estimated need of online pods leaves."""
+    """Without newer latency, reclaimable CPU is at most what the estimated need leaves."""
 
 
 class AdvisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """How much CPU is reclaimable, and how that is evaluated. Names in brackets are Katalyst's."""
 
     policy: Literal["latency", "canonical", "none"] = "latency"
-    """`latency`: priority and measured run-queue latency. `canonical`: Katalyst's estimate and disjoint cpusets.
-    `none`: nothing."""
+    """`latency`: priority and run-queue latency. `canonical`: Katalyst's estimate and disjoint cpusets. `none`: no
+    reclaiming."""
     enable_reclaim: bool = True
-    """[enableReclaim] `false` takes everything but the minimum from reclaimed pods."""
+    """[enableReclaim] `false` leaves reclaimed pods the minimum only."""
     reserved_for_allocate_cores: Cores | None = None
-    """[reservedResourceForAllocate] CPU reserved for bursts of online pods. Unset: 4, a quarter below 16 CPUs."""
+    """[reservedResourceForAllocate] Reserved for bursts of online pods. Unset: 4, a quarter below 16 CPUs."""
     min_reclaimed_cores: Annotated[int, Meta(ge=1, le=8192)] | None = None
-    """[minReclaimedResourceForAllocate] CPUs reserved for reclaimed pods, at least one per NUMA node. Unset: 4, a
+    """[minReclaimedResourceForAllocate] Reserved for reclaimed pods, at least one CPU per NUMA node. Unset: 4, a
     quarter below 16 CPUs."""
     min_share_cores: Annotated[int, Meta(ge=1, le=8192)] = 4
-    """[MinShareCPURequirement] Smallest share pool, if the node is large enough."""
+    """[MinShareCPURequirement] Minimum share pool, if the node is large enough."""
     usage_margin: Annotated[float, Meta(ge=1, le=10)] = 1.25
-    """Estimated need as a multiple of measured use, unless load is higher."""
+    """Estimated need / measured use, unless load is higher."""
     fallback_cores: Cores = 4.0
-    """Assumed need of an online container with neither measurement nor request."""
+    """Need of an online container without measurement and request."""
     ramp_up_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0
-    """For this time the need of a new container is its request."""
+    """A new container's need is its request for this time."""
     max_ramp_up_cores: Annotated[int, Meta(ge=1)] = 10
-    """[MaxRampUpStep] Largest growth of the share pool in one cycle."""
+    """[MaxRampUpStep] Maximum growth of the share pool per cycle."""
     max_ramp_down_cores: Annotated[int, Meta(ge=1)] = 2
-    """[MaxRampDownStep] Largest cut of the share pool in one step."""
+    """[MaxRampDownStep] Maximum cut of the share pool per step."""
     min_ramp_down_period_s: Annotated[float, Meta(ge=0)] = 30.0
     """[MinRampDownPeriod] Time between two cuts."""
     latency: LatencyConfig = LatencyConfig()

@@ -22,8 +22,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Stands in for the Node object."""
 
     annotations: Mapping[str, str] = {}
-    """Annotations that would be on the Node: `power-alert`, `power-budget`, `power-alert-time` and `power-internal-op`
-    for `power`; `katalyst.kubewharf.io/cpu_overcommit_ratio` and `memory_overcommit_ratio` for `overcommit`."""
+    """Annotations of the Node: `power-alert`, `power-budget`, `power-alert-time`, `power-internal-op` for `power`;
+    `katalyst.kubewharf.io/cpu_overcommit_ratio`, `memory_overcommit_ratio` for `overcommit`."""
 
 
 AbsolutePath = Annotated[str, Meta(pattern="^/")]
@@ -33,7 +33,7 @@ class SocketsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Unix sockets shared with a stock Katalyst; none by default, because gRPC costs 12 MiB."""
 
     serve: tuple[Literal["advisor", "resource-plugins", "pod-resources"], ...] = ()
-    """Services to expose. `advisor`: pool sizes and memory advice for a stock QRM plugin (this agent then runs dry).
+    """Services to expose. `advisor`: pool sizes and memory advice for a stock QRM plugin (the agent runs dry).
     `resource-plugins`: CPU and memory plugins for KubeWharf's kubelet or Katalyst's ORM. `pod-resources`: allocations
     for Katalyst's reporter."""
     take: tuple[Literal["cpu", "memory"], ...] = ()
@@ -43,8 +43,8 @@ class SocketsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """[cpu-advisor-sock-abs-path etc.] Directory of `cpu_advisor.sock`, `cpu_plugin.sock`, `memory_advisor.sock` and
     `memory_plugin.sock`."""
     plugin_dir: AbsolutePath = "/var/lib/katalyst/plugin-socks"
-    """[qrm-socket-dirs] Directory of resource plugins: Katalyst's; KubeWharf's kubelet uses
-    `/var/lib/kubelet/plugins_registry`. Plugins register at a `kubelet.sock` in it."""
+    """[qrm-socket-dirs] Directory of resource plugins, which register at its `kubelet.sock`; KubeWharf's kubelet uses
+    `/var/lib/kubelet/plugins_registry`."""
     pod_resources: AbsolutePath = "/var/lib/katalyst/pod-resources/kubelet.sock"
     """[pod-resources-server-endpoints] Socket of `pod-resources`."""
 
@@ -59,10 +59,9 @@ class ExportersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Metrics for Prometheus and OpenTelemetry."""
 
     max_cgroups: Annotated[int, Meta(ge=1, le=100_000)] = 512
-    """Cgroups that have series, about 200 each; cgroups of pods first, then those nearest to the root."""
+    """Cgroups with series, about 200 each; those of pods first, then those nearest to the root."""
     token_review: bool = False
-    """Serve only bearer tokens of accounts that may `get` the nonResourceURL `/metrics`, or `/dioptase/PATH`. Needs
-    `--node`. `/healthz` and `/readyz` show their status to all. Use TLS: tokens are readable without it."""
+    """Serve only bearer tokens that the API server accepts, see docs/operations.md. Needs `--node`; use TLS."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -71,12 +70,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
     """Time between two cycles."""
     watch_interval_s: Annotated[float, Meta(ge=0.02, le=60)] = 0.1
-    """Time between reads of online pods' run-queue latency within a cycle, to take CPU back at once."""
+    """Time between reads of online pods' run-queue latency within a cycle; a breach starts a cycle at once."""
     max_cgroups: Annotated[int, Meta(ge=16, le=100_000)] = 4096
-    """Cgroups to read; those of pods are always read, and the number left out is shown."""
+    """Maximum number of cgroups to read; those of pods are always read."""
     probes: tuple[str, ...] | None = None
-    """Probes besides `runqlat`; `[]` for none. Unset: all but `counters` (about 200 ns a switch) and `wakeups` (costs
-    each wakeup). `dioptase probe` lists them."""
+    """Probes besides `runqlat`; `[]`: none. Unset: all but `counters` and `wakeups`, which cost most. `dioptase probe`
+    lists them."""
     qos: QosConfig = QosConfig()
     advisor: AdvisorConfig = AdvisorConfig()
     memory: MemoryConfig = MemoryConfig()
@@ -90,7 +89,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     knobs: KnobsConfig = KnobsConfig()
     eviction: EvictionConfig = EvictionConfig()
     shadow: AdvisorConfig | None = None
-    """A second policy that is evaluated every cycle and writes nothing; its decisions are shown next to the first's."""
+    """Second policy, evaluated every cycle without writes; its decisions are shown next to the first's."""
     kubelet: KubeletConfig = KubeletConfig()
     sockets: SocketsConfig = SocketsConfig()
     exporters: ExportersConfig = ExportersConfig()

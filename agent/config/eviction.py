@@ -29,7 +29,7 @@ class CpuLoadEvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     lower_bound_ratio: Factor = 1.0
     """[loadLowerBoundRatio] Soft threshold, runnable tasks per CPU."""
     threshold_met_percentage: Ratio = 0.8
-    """[loadThresholdMetPercentage] Part of the samples that must be above the threshold."""
+    """[loadThresholdMetPercentage] Share of the samples above the threshold."""
     ring_size: Samples = 10
     """[loadMetricRingSize] Samples that count."""
     sample_s: Seconds = 30.0
@@ -48,8 +48,7 @@ class CpuSuppressionEvictionConfig(
     """Plugin `cpu-pressure-suppression-plugin`: reclaimed pods get much less CPU than requested."""
 
     max_tolerance_rate: Factor = 5.0
-    """[maxSuppressionToleranceRate] Largest ratio of requests to supply that a pod tolerates; its annotation can only
-    lower it."""
+    """[maxSuppressionToleranceRate] Tolerated requests / supply; a pod's annotation can only lower it."""
     min_tolerance_s: Seconds = 300.0
     """[minSuppressionToleranceDuration] Time above the tolerance before eviction."""
     grace_s: GraceSeconds | None = None
@@ -60,11 +59,11 @@ class NumaCpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Plugin `numa-cpu-pressure-plugin`: shared pods bound to a NUMA node use too much of it."""
 
     usage_threshold: Ratio | None = None
-    """[cpuUsageRatioThreshold] Used part of the NUMA node; unset: Katalyst's value for the CPU model."""
+    """[cpuUsageRatioThreshold] Used share of the NUMA node; unset: Katalyst's value for the CPU model."""
     expand_factor: Factor = 1.1
     """[thresholdExpandFactor] Factor of the threshold."""
     threshold_met_percentage: Ratio = 0.7
-    """[thresholdMetPercentage] Part of the samples that must be above the threshold."""
+    """[thresholdMetPercentage] Share of the samples above the threshold."""
     ring_size: Samples = 4
     """[metricRingSize] Samples that count."""
     sample_s: Seconds = 15.0
@@ -80,17 +79,17 @@ class NumaSysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Plugin `numa-sys-cpu-pressure-plugin`: a NUMA node is busy, mostly in the kernel."""
 
     usage_soft: Ratio = 0.4
-    """[numaCPUUsageSoftThreshold] Soft threshold of the used part of the NUMA node."""
+    """[numaCPUUsageSoftThreshold] Soft threshold of the NUMA node's use."""
     usage_hard: Ratio = 0.5
-    """[numaCPUUsageHardThreshold] Hard threshold of the used part of the NUMA node."""
+    """[numaCPUUsageHardThreshold] Hard threshold of the NUMA node's use."""
     system_soft: Ratio = 0.4
-    """[numaSysOverTotalUsageSoftThreshold] Soft threshold of the kernel's part of that use."""
+    """[numaSysOverTotalUsageSoftThreshold] Soft threshold of the kernel's share of it."""
     system_hard: Ratio = 0.5
-    """[numaSysOverTotalUsageHardThreshold] Hard threshold of the kernel's part of that use."""
+    """[numaSysOverTotalUsageHardThreshold] Hard threshold of the kernel's share of it."""
     victim_system: Fraction = 0.3
-    """[numaSysOverTotalUsageEvictionThreshold] Smallest kernel part of a victim's own use."""
+    """[numaSysOverTotalUsageEvictionThreshold] Minimum kernel share of a victim's use."""
     threshold_met_percentage: Ratio = 0.7
-    """[thresholdMetPercentage] Part of the samples that must be above the threshold."""
+    """[thresholdMetPercentage] Share of the samples above the threshold."""
     ring_size: Samples = 4
     """[metricRingSize] Samples that count."""
     sample_s: Seconds = 10.0
@@ -104,18 +103,18 @@ class KoordinatorCpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     brackets."""
 
     satisfaction_lower: Ratio = 0.6
-    """[cpuEvictBESatisfactionLowerPercent] Evict if reclaimed pods may use at most this part of their requests; at most
-    0.6."""
+    """[cpuEvictBESatisfactionLowerPercent] Evict if reclaimed pods may use at most this share of their requests; above
+    0.6 it counts as 0.6."""
     satisfaction_upper: Ratio = 0.8
-    """[cpuEvictBESatisfactionUpperPercent] Evict until that part is this large again."""
+    """[cpuEvictBESatisfactionUpperPercent] Evict until that share is reached."""
     usage_ratio: Ratio = 0.9
-    """[cpuEvictBEUsageThresholdPercent] Evict only while they use this part of their supply."""
+    """[cpuEvictBEUsageThresholdPercent] Evict only while they use this share of their supply."""
     node_threshold: Ratio | None = None
     """[cpuEvictThresholdPercent] CPU use of the node; unset: not checked."""
     node_lower: Ratio | None = None
     """[cpuEvictLowerPercent] Evict down to this use; unset: 0.02 below the threshold."""
     allocatable_threshold: Factor | None = None
-    """[cpuAllocatableEvictThresholdPercent] Ratio of requests to headroom; unset: not checked."""
+    """[cpuAllocatableEvictThresholdPercent] Requests / headroom; unset: not checked."""
     window_s: Seconds = 60.0
     """[cpuEvictTimeWindowSeconds] Averaging time of use; needs a third of its samples."""
     cool_down_s: Seconds = 20.0
@@ -144,11 +143,11 @@ class ReclaimedPressureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
     cpu_soft_threshold: Factor = 1.5
     """[softEvictionThreshold] CPU ratio from which pods with pod_soft_evict_notify are notified, one at a time."""
     memory_soft_threshold: Factor = 1.2
-    """[softEvictionThreshold] Memory ratio from which pods with pod_soft_evict_notify are notified."""
+    """[softEvictionThreshold] The same for memory."""
     tolerance_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     """[thresholdMetToleranceDuration] Time above the hard threshold before eviction."""
     soft_tolerance_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
-    """Time above the soft threshold before a notification: headroom varies with the load."""
+    """Time above the soft threshold before a notification."""
     grace_s: GraceSeconds | None = 60.0
     """[gracePeriod] Grace period of victims; unset: the pod's."""
 
@@ -157,14 +156,14 @@ class NumaMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Plugin `numa-memory-pressure-eviction-plugin`: a NUMA node runs out of free memory."""
 
     reclaimed_rounds: Cycles = 6
-    """[numaFreeBelowWatermarkTimesReclaimedThreshold] Cycles below the low watermark before a reclaimed pod is evicted.
-    """
+    """[numaFreeBelowWatermarkTimesReclaimedThreshold] Cycles below the low watermark before a reclaimed pod is
+    evicted."""
     any_rounds: Cycles = 12
     """[numaFreeBelowWatermarkTimesThreshold] Cycles below the low watermark before any pod may be evicted."""
     fast_wait_rounds: Cycles = 1
     """[numaFreeConstraintFastEvictionWaitCycle] Cycles below the minimum, after the first, with the same effect."""
     victim_ratio: Fraction = 0.001
-    """[numaVictimMinimumUtilizationThreshold] Smallest part of the NUMA node that a victim uses."""
+    """[numaVictimMinimumUtilizationThreshold] Minimum share of the NUMA node that a victim uses."""
     reclaimed_grace_s: GraceSeconds | None = 1.0
     """[reclaimedGracePeriod] Grace period of reclaimed victims; unset: the pod's."""
     grace_s: GraceSeconds | None = None
@@ -175,23 +174,23 @@ class SystemMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Plugin `system-memory-pressure-eviction-plugin`: the whole node is short of memory."""
 
     free_minimum_bytes: Bytes = 0
-    """[systemFreeMemoryThresholdMinimum] Smallest free memory, or total x watermark_scale_factor / 10000 if larger."""
+    """[systemFreeMemoryThresholdMinimum] Minimum free memory, or total x watermark_scale_factor / 10000 if larger."""
     kswapd_pages_per_s: Rate = 2000.0
     """[systemKswapdRateThreshold] Pages that kswapd reclaims per second."""
     kswapd_s: Seconds = 120.0
     """[systemKswapdRateExceedDurationThreshold] Time above that rate."""
     psi_avg10: Rate = 15.0
-    """[PSI some avg10] Memory pressure of the burstable root, in percent."""
+    """[PSI some avg10] Memory pressure of the burstable root in percent."""
     psi_pods: Annotated[int, Meta(ge=1)] = 3
-    """Smallest number of pods that stall themselves."""
+    """Minimum number of stalled pods."""
     psi_pod_avg10: Rate = 1.0
-    """Pressure above which a pod counts as stalled, in percent."""
+    """Pressure in percent above which a pod is stalled."""
     psi_pods_mean: Rate = 4.0
-    """Smallest mean pressure of these pods, in percent."""
+    """Minimum mean pressure of these pods in percent."""
     psi_s: Seconds = 15.0
-    """Duration before a reclaimed pod is evicted; three times as long for any pod."""
+    """Duration before a reclaimed pod is evicted; three times as long for others."""
     psi_roots: tuple[str, ...] = ("/kubepods/burstable", "/kubepods.slice/kubepods-burstable.slice")
-    """Cgroups of the burstable pods; the first that exists counts."""
+    """Cgroups of burstable pods; the first that exists counts."""
     cool_down_s: Seconds = 35.0
     """[systemPressureCoolDownPeriod] Time between victims."""
     grace_s: GraceSeconds | None = None
@@ -202,7 +201,7 @@ class RssOveruseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Plugin `rss-overuse-eviction-plugin`: a pod uses more memory than requested."""
 
     ratio: Factor = 1.05
-    """[rssOveruseRateThreshold] Ratio of resident memory to requests; the pod's rss_overuse_threshold overrides it."""
+    """[rssOveruseRateThreshold] Resident memory / requests; the pod's rss_overuse_threshold overrides it."""
     labels: Mapping[str, str] = {}
     """[rssOveruseEvictionFilter] Only pods with all of these labels."""
     grace_s: GraceSeconds | None = None
@@ -230,15 +229,15 @@ class RootfsPressureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     mount: str = "/"
     """Mount point of that file system."""
     minimum_free: FilesystemThreshold = FilesystemThreshold()
-    """[minimumImageFsFreeThreshold] Smallest free space; unset: not checked."""
+    """[minimumImageFsFreeThreshold] Minimum free space; unset: not checked."""
     minimum_free_inodes: FilesystemThreshold = FilesystemThreshold()
-    """[minimumImageFsInodesFreeThreshold] Smallest number of free inodes; unset: not checked."""
+    """[minimumImageFsInodesFreeThreshold] Minimum free inodes; unset: not checked."""
     minimum_capacity_bytes: Bytes = 10 * GIB
     """[minimumImageFsDiskCapacityThreshold] Smaller file systems are not checked."""
     pod_minimum: FilesystemThreshold = FilesystemThreshold()
-    """[podMinimumUsedThreshold] Pods that use less space are spared."""
+    """[podMinimumUsedThreshold] Pods that use less space are not evicted."""
     pod_minimum_inodes: FilesystemThreshold = FilesystemThreshold()
-    """[podMinimumInodesUsedThreshold] Pods that use fewer inodes are spared."""
+    """[podMinimumInodesUsedThreshold] Pods that use fewer inodes are not evicted."""
     reclaimed_priority: FilesystemThreshold = FilesystemThreshold()
     """[reclaimedQoSPodUsedPriorityThreshold] Reclaimed pods that use more space are evicted first."""
     reclaimed_priority_inodes: FilesystemThreshold = FilesystemThreshold()
@@ -280,9 +279,9 @@ class KoordinatorMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
     """Plugin `koordinator-memory-evict`: Koordinator's MemoryEvict, with its names in brackets."""
 
     threshold: Ratio = 0.7
-    """[memoryEvictThresholdPercent] Used part of the node's memory."""
+    """[memoryEvictThresholdPercent] Used share of the node's memory."""
     lower: Ratio | None = None
-    """[memoryEvictLowerPercent] Evict down to this part; unset: 0.02 below the threshold."""
+    """[memoryEvictLowerPercent] Evict down to this share; unset: 0.02 below the threshold."""
     reclaimed_only: bool = True
     """[MemoryEvict of BE pods, or of all by priority] `false` evicts any pod, lowest priority first."""
     cool_down_s: Seconds = 4.0
@@ -298,11 +297,11 @@ class OomdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Plugin `oomd-pressure`: evicts reclaimed pods before the kernel's OOM killer acts. Names in brackets are oomd's."""
 
     full_avg10: Rate = 60.0
-    """[pressure_above threshold] Percent of the last 10 s in which all tasks stalled for memory."""
+    """[pressure_above threshold] Full memory stall, percent of 10 s."""
     duration_s: Seconds = 30.0
     """[duration] Time above that threshold."""
     swap_free_ratio: Fraction = 0.1
-    """[swap_free threshold_pct] Smallest free part of swap."""
+    """[swap_free threshold_pct] Minimum free share of swap."""
     cool_down_s: Seconds = 15.0
     """[post_action_delay] Time between victims."""
     grace_s: GraceSeconds | None = 1.0
@@ -339,33 +338,30 @@ class EvictionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Evictions of pods from this node. No plugin runs by default."""
 
     plugins: tuple[PluginName | Literal["*"], ...] = ()
-    """[evictionPlugins] Plugins to run; `*` stands for Katalyst's defaults."""
+    """[evictionPlugins] Plugins to run; `*`: Katalyst's defaults."""
     dry_run: tuple[str, ...] = ()
-    """[dryRun] Plugins, external ones included, whose victims and conditions are only shown; `*` is all."""
+    """[dryRun] Plugins, external ones included, that only show victims and conditions; `*`: all."""
     interval_s: Seconds = 5.0
     """[evictionManagerSyncPeriod] Time between eviction cycles."""
     burst: Annotated[int, Meta(ge=1, le=100)] = 3
-    """[evictionBurst] Most victims per cycle."""
+    """[evictionBurst] Maximum victims per cycle."""
     condition_s: Seconds = 300.0
-    """[evictionConditionTransitionPeriod] A condition is shown this long after it was last met."""
+    """[evictionConditionTransitionPeriod] A condition lasts this long after it was last met."""
     stale_s: Seconds = 30.0
-    """Older readings count as missing and never evict."""
+    """Maximum age of readings; older ones never evict."""
     skipped_annotations: tuple[str, ...] = ()
     """[evictionSkippedAnnotation] Annotation keys of pods that are never evicted."""
     skipped_labels: tuple[str, ...] = ()
     """[evictionSkippedLabels] Label keys of pods that are never evicted."""
     killer: EvictionMethodName | None = None
-    """[pod-killer] `eviction-api-killer`: the Eviction API, which respects disruption budgets. `deletion-api-killer`:
-    deletion, which does not. `container-killer`: the runtime stops the containers, the kubelet may restart them.
-    `signals`: signals to processes. Unset: the first with `--node` and `--kubelet`, else the last."""
+    """[pod-killer] Eviction method, see docs/eviction.md. Unset: `eviction-api-killer` with `--node` and `--kubelet`,
+    else `signals`."""
     killers: Mapping[EvictableLevel, EvictionMethodName] = {}
     """[qos-pod-killers] Eviction method by QoS level."""
     plugin_sockets: str = ""
-    """[pluginRegistrationDir] Directory where external eviction plugins register, such as
-    `/var/lib/katalyst/plugin-socks`. Empty: none."""
+    """[pluginRegistrationDir] Directory of external plugins, such as `/var/lib/katalyst/plugin-socks`. Empty: none."""
     plugin_tokens_file: str = ""
-    """[strictAuthentication] File of accepted tokens, one a line, reread on change; a plugin's token is its answer to
-    GetToken. Empty: all plugins."""
+    """[strictAuthentication] File of accepted tokens (GetToken), one a line, reread on change. Empty: all plugins."""
     notify_root: str = ""
     """[HostPathNotifierRootPath] Directory with one folder per notified pod; Katalyst's is `/opt/katalyst`. Empty:
     events only."""

@@ -17,19 +17,18 @@ CgroupRoot = Annotated[str, Meta(pattern=r"^/([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za
 
 
 class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """With `--kubelet`, pod specifications come from the kubelet, and running containers from the container runtime,
-    which knows them first. Files may be replaced at any time, as mounted tokens are."""
+    """With `--kubelet`. Replaced files are read again."""
 
     url: Url = "https://127.0.0.1:10250"
     """Address of the kubelet. A read-only port, such as `http://127.0.0.1:10255`, gets no token."""
     token_file: str | None = None
-    """File with the bearer token; unset: the service account's; empty: none. Needs `get` of `nodes/proxy`, or from
-    Kubernetes 1.33 of `nodes/pods` and, for reports, `nodes/configz`."""
+    """Bearer token; unset: the service account's; empty: none. Needs `get` of `nodes/proxy`, or from Kubernetes 1.33 of
+    `nodes/pods` and, for reports, `nodes/configz`."""
     ca_file: str | None = None
     """CA of the kubelet's certificate; unset: the service account's; empty: the system's. Self-signed:
     `/var/lib/kubelet/pki/kubelet.crt`."""
     certificate_file: str = ""
-    """Client certificate, instead of the token or in addition to it; needs `keyFile`."""
+    """Client certificate, besides or instead of the token; needs `keyFile`."""
     key_file: str = ""
     """Private key of `certificateFile`."""
     server_name: str = ""
@@ -37,31 +36,31 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     verify: bool = True
     """`false` skips TLS verification: the token is sent to any server that answers at `url`."""
     runtime_socket: str | None = None
-    """Socket of containerd or CRI-O; unset: the first of `/run/containerd/containerd.sock`, `/run/crio/crio.sock` and
-    `/run/k3s/containerd/containerd.sock`. Empty: containers are noticed seconds later."""
+    """Socket of containerd or CRI-O; unset: the first of `/run/containerd/containerd.sock`, `/run/crio/crio.sock`,
+    `/run/k3s/containerd/containerd.sock`. Empty: none, containers are noticed seconds later."""
     events: bool = False
     """Poll at once on container events. containerd blocks while a subscriber is stopped; containerd 1 sends each event
-    to one subscriber only, so a kubelet with `EventedPLEG` misses some."""
+    to one subscriber, so a kubelet with `EventedPLEG` misses some."""
     nri_socket: str | None = None
-    """NRI socket of containerd (2, or 1.7 with NRI) or CRI-O: with `--act on`, limits hold from a container's first
-    instruction, else seconds later. Unset: `/var/run/nri/nri.sock` if it exists. Empty: none."""
+    """NRI socket of containerd (2, or 1.7 with NRI) or CRI-O, see docs/acting.md. Unset: `/var/run/nri/nri.sock` if it
+    exists. Empty: none."""
     nri_patience_s: Annotated[float, Meta(ge=0.01, le=1.5)] = 0.5
     """Maximum delay of a container's creation by NRI. The runtime drops a plugin after 2 s."""
     writer: Literal["files", "cri"] = "files"
-    """`cri`: the runtime writes containers' CPU and memory node lists, weight, quota and memory limit, and keeps them
-    when a client updates the container. `files`: the agent writes."""
+    """Writes containers' CPU and NUMA lists, weight, quota and memory limit: `files` the agent, `cri` the runtime; see
+    docs/acting.md."""
     cgroup_root: CgroupRoot = "/"
     """The kubelet's `cgroupRoot`. Its `cgroupDriver` is detected."""
     root_dir: str = "/var/lib/kubelet"
-    """The kubelet's `--root-dir` with its managers' state. No cpusets are written if a manager is static, or neither
-    these files nor `/configz` are readable."""
+    """The kubelet's `--root-dir` with its managers' state. Cpusets are not written if a manager is static, or if
+    neither these files nor `/configz` are readable."""
     interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
-    """Time between polls of the runtime. The kubelet is polled on changes, else every fifth time; without a runtime
+    """Time between polls of the runtime; the kubelet is polled on changes and every fifth time, without a runtime
     always."""
     timeout_s: Annotated[float, Meta(ge=0.1, le=60)] = 5.0
     """Deadline of a request to either."""
     stale_s: Seconds = 30.0
-    """With an older pod list reclaimable resources do not grow: new pods may be missing. Outlasts a kubelet's restart."""
+    """With an older pod list reclaimable resources do not grow."""
 
     def named(self, node: str) -> KubeletConfig:
         """Return these settings with the node's name as `serverName`, unless it or a host other than loopback is

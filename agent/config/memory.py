@@ -25,16 +25,15 @@ class UtilBasedMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     enable: bool = False
     """[enable] Turn it on for policy `canonical`."""
     free_based_ratio: Fraction = 0.6
-    """[freeBasedRatio] Part of free memory that counts."""
+    """[freeBasedRatio] Share of free memory that counts."""
     static_based_capacity_bytes: Bytes | None = None
-    """[staticBasedCapacity] Always added. Unset: 20 GiB, an eighth of nodes below 160 GiB."""
+    """[staticBasedCapacity] Always added. Unset: 20 GiB, an eighth below 160 GiB."""
     cache_based_ratio: Fraction = 0.0
-    """[cacheBasedRatio] Part of page cache that counts as free."""
+    """[cacheBasedRatio] Share of page cache that counts as free."""
     request_based_ratio: Fraction = 0.1
-    """[requestBasedRatio] Part of online pods' requests that `numa_aware` reserves."""
+    """[requestBasedRatio] Share of online requests that `numa_aware` reserves."""
     max_oversold_rate: Annotated[float, Meta(ge=0, le=100)] = 2.0
-    """[maxOversoldRate] Largest headroom of `numa_aware`, as a multiple of the reclaim root's memory limit; 0: no
-    bound."""
+    """[maxOversoldRate] Maximum headroom of `numa_aware` / memory limit of the reclaim root; 0: none."""
     cpu_memory_ratio_low: Annotated[float, Meta(ge=0)] = 1 / 6
     """[CPUMemRatioLowerBound] CPUs per GiB above which page cache counts."""
     cpu_memory_ratio_high: Annotated[float, Meta(ge=0)] = 1 / 3.5
@@ -52,9 +51,9 @@ class ReclaimedMemoryGuardConfig(msgspec.Struct, frozen=True, kw_only=True, forb
     enable: bool = True
     """[enable] `false` removes the limit."""
     critical_watermark_scale_factor: Annotated[float, Meta(ge=0, le=1000)] = 1.0
-    """[criticalWatermarkScaleFactor] Memory to leave free per NUMA node, as a multiple of the zones' low watermark."""
+    """[criticalWatermarkScaleFactor] Memory to leave free per NUMA node / low watermark of its zones."""
     high_ratio: Ratio = 0.95
-    """`memory.high` as a part of the limit, so that the group reclaims before it reaches the limit."""
+    """`memory.high` / limit."""
 
 
 class CacheReaperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -63,9 +62,9 @@ class CacheReaperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     enable: bool = False
     """Turn it on."""
     min_cache_ratio: Fraction = 0.005
-    """[MinCacheUtilizationThreshold] Containers with less cache, as a part of memory, are skipped."""
+    """[MinCacheUtilizationThreshold] Containers with less cache, as a share of memory, are skipped."""
     interval_s: Seconds = 30.0
-    """Time between two drops in one container (30 s in Katalyst)."""
+    """Time between two drops in a container."""
 
 
 class OffloadingLayerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -76,24 +75,24 @@ class OffloadingLayerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     enable_swap: bool | None = None
     """[enableSwap] Lowest layer: `false`, which offloads file cache only."""
     policy: Literal["psi", "refault", "integrated", "senpai"] | None = None
-    """[policyName] Lowest layer: `psi`. `integrated` is the smaller of psi and refault, `senpai` Meta's algorithm."""
+    """[policyName] Lowest layer: `psi`. `integrated`: the smaller of psi and refault. `senpai`: Meta's algorithm."""
     interval_s: Seconds | None = None
     """[interval] Lowest layer: 30, with `senpai` 6."""
     max_reclaim_bytes: Bytes | None = None
-    """[maxReclaimSize] Largest reclaim per interval. Lowest layer: unlimited."""
+    """[maxReclaimSize] Maximum reclaim per interval. Lowest layer: unlimited."""
     reserved_inactive_file_bytes: Bytes | None = None
-    """[reservedInactiveFile] Without swap, inactive file cache to retain beyond twice the mapped files. Lowest layer:
+    """[reservedInactiveFile] Without swap: inactive file cache to retain beyond twice the mapped files. Lowest layer:
     0."""
     psi_max_probe: Ratio | None = None
-    """[psiPolicy.maxProbe] Part of the use reclaimed without pressure. Lowest layer: 0.01."""
+    """[psiPolicy.maxProbe] Share of use reclaimed without pressure. Lowest layer: 0.01."""
     psi_avg60_threshold: Annotated[float, Meta(gt=0, le=100)] | None = None
-    """[psiPolicy.psiAvg60Threshold] Pressure, in percent of time, at which reclaim stops. Lowest layer: 0.1."""
+    """[psiPolicy.psiAvg60Threshold] Pressure in percent at which reclaim stops. Lowest layer: 0.1."""
     refault_max_probe: Ratio | None = None
-    """[refaultPolicy.maxProbe] Largest part of the use reclaimed at once. Lowest layer: 0.01."""
+    """[refaultPolicy.maxProbe] Maximum share of use per reclaim. Lowest layer: 0.01."""
     reclaim_accuracy_target: Fraction | None = None
-    """[refaultPolicy.reclaimAccuracyTarget] Part of reclaimed pages that do not refault. Lowest layer: 0.99."""
+    """[refaultPolicy.reclaimAccuracyTarget] Share of reclaimed pages without refault. Lowest layer: 0.99."""
     reclaim_scan_efficiency_target: Fraction | None = None
-    """[refaultPolicy.reclaimScanEfficiencyTarget] Reclaimed part of scanned pages. Lowest layer: 0.6."""
+    """[refaultPolicy.reclaimScanEfficiencyTarget] Reclaimed share of scanned pages. Lowest layer: 0.6."""
 
 
 class OffloadingBlockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -114,31 +113,30 @@ class OffloadingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     pools: Mapping[str, OffloadingLayerConfig] = {}
     """[poolNameConfig] By pool, over `levels`."""
     cgroups: Mapping[str, OffloadingLayerConfig] = {}
-    """[CgroupConfig] By path below the controllers' roots, over `default` only, whatever runs there."""
+    """[CgroupConfig] By path below the controllers' roots, over `default` only."""
     block: OffloadingBlockConfig = OffloadingBlockConfig()
     max_swap_used_ratio: Fraction = 0.8
-    """Nothing is swapped out while more of the node's swap is used."""
+    """Above this use of swap nothing is swapped out."""
     senpai_stall_s: Annotated[float, Meta(gt=0, le=60)] = 0.01
-    """`senpai`: targeted memory stall per interval."""
+    """`senpai`: target stall per interval."""
     senpai_pressure: Annotated[float, Meta(gt=0, le=100)] = 0.1
-    """`senpai`: pressure on memory or disks, in percent of 10 s, above which nothing is reclaimed."""
+    """`senpai`: memory or disk pressure, percent of 10 s, above which nothing is reclaimed."""
     senpai_min_bytes: Bytes = 100 * MIB
-    """`senpai`: smallest target size of a group."""
+    """`senpai`: minimum target size of a group."""
     senpai_max_bytes: Bytes = 10 * GIB
-    """`senpai`: largest target size of a group, unless it uses more."""
+    """`senpai`: maximum target size of a group, unless it uses more."""
     senpai_max_probe: Ratio = 0.01
-    """`senpai`: largest cut of a group's size per interval."""
+    """`senpai`: maximum cut of a group's size per interval."""
     senpai_max_backoff: Ratio = 1.0
-    """`senpai`: largest growth of a group's size per interval."""
+    """`senpai`: maximum growth of a group's size per interval."""
     senpai_probe: Annotated[float, Meta(gt=0)] = 10.0
-    """`senpai`: a stall this many times below the target makes the largest cut."""
+    """`senpai`: a stall this many times below the target makes the maximum cut."""
     senpai_backoff: Annotated[float, Meta(gt=0)] = 20.0
-    """`senpai`: a stall this many times above the target makes the largest growth."""
+    """`senpai`: a stall this many times above it makes the maximum growth."""
     senpai_swap_bytes_per_s: Bytes = MIB
-    """`senpai`: largest swap-out rate of anonymous memory."""
+    """`senpai`: maximum swap-out rate."""
     dying: bool = False
-    """[dying_memcg_reclaim] Reclaim memory charged to removed cgroups; this costs live ones in `dyingCgroups` some
-    cache."""
+    """[dying_memcg_reclaim] Reclaim memory charged to removed cgroups, at the cost of some cache of `dyingCgroups`."""
     dying_interval_s: Seconds = 300.0
     """Time between two such reclaims."""
     dying_cgroups: tuple[str, ...] = (
@@ -146,7 +144,7 @@ class OffloadingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         "/kubepods/offline-besteffort-*",
         "/kubepods.slice/kubepods-burstable.slice",
     )
-    """Cgroups to reclaim from; `*` matches any part of one name."""
+    """Cgroups to reclaim from; `*` matches within one name."""
 
     def __post_init__(self) -> None:
         check_ascending("senpaiMinBytes", self.senpai_min_bytes, "senpaiMaxBytes", self.senpai_max_bytes)
@@ -156,23 +154,22 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Memory headroom for reclaimed pods, and reactions to a shortage."""
 
     policy: Literal["canonical", "numa_aware", "none"] = "canonical"
-    """[memory-headroom-policy] `canonical`: memory that online pods are not estimated to need. `numa_aware`: free
-    memory."""
+    """[memory-headroom-policy] `canonical`: memory beyond online pods' estimated need. `numa_aware`: free memory."""
     reserved_for_allocate_bytes: Bytes | None = None
     """[reservedResourceForAllocate] Reserved for online pods. Unset: 5 GiB, an eighth of nodes below 40 GiB."""
     min_critical_watermark_bytes: Bytes | None = None
-    """[MinCriticalWatermark] Free memory of a NUMA node below which cache is dropped. Unset: 4 GiB, a sixteenth of
-    smaller nodes than 64 GiB."""
+    """[MinCriticalWatermark] Free memory of a NUMA node below which cache is dropped. Unset: 4 GiB, a sixteenth below
+    64 GiB."""
     reclaim_root: str = ""
-    """[reclaim-relative-root-cgroup-path] Cgroup above all reclaimed pods, such as `/kubepods/besteffort`. The guard
-    limits it, and `/kubepods/besteffort-0` for pods bound to NUMA node 0. With policy `latency` it yields as a whole,
-    unless it holds processes of other pods. Unset: with `--kubelet` the BestEffort cgroup. Empty: none."""
+    """[reclaim-relative-root-cgroup-path] Cgroup above all reclaimed pods, which the guard limits, as
+    `/kubepods/besteffort-0` for pods bound to NUMA node 0. Policy `latency` gives it the least priority, unless it
+    holds other processes. Unset: with `--kubelet` the BestEffort cgroup. Empty: none."""
     usage_margin: Annotated[float, Meta(ge=1, le=10)] = 1.1
-    """Estimated need of an online container as a multiple of its use."""
+    """Estimated need / use of an online container."""
     fallback_bytes: Bytes | None = None
-    """Assumed need of a container with neither measurement nor request. Unset: 8 GiB, an eighth of nodes below 64 GiB."""
+    """Need of a container without measurement and request. Unset: 8 GiB, an eighth below 64 GiB."""
     stale_s: Seconds = 30.0
-    """Older readings of memory files do not count."""
+    """Maximum age of memory readings."""
     util_based: UtilBasedMemoryConfig = UtilBasedMemoryConfig()
     guard: ReclaimedMemoryGuardConfig = ReclaimedMemoryGuardConfig()
     reaper: CacheReaperConfig = CacheReaperConfig()

@@ -28,27 +28,27 @@ class QosConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Annotations that mean the same as Katalyst's. Names in brackets are Katalyst's flags."""
 
     reclaimed_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-reclaimed-selector] More annotations, with values, that make a pod reclaimed_cores.
-    Annotations of one pod with different levels are an error."""
+    """[--pod-annotation-qos-level-reclaimed-selector] Annotations that also make a pod reclaimed_cores. Contradicting
+    annotations are an error."""
     shared_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-shared-selector] Annotations that make a pod shared_cores; another value of such an
-    annotation is an error."""
+    """[--pod-annotation-qos-level-shared-selector] Annotations that also make a pod shared_cores; another value is an
+    error."""
     dedicated_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-dedicated-selector] Annotations that make a pod dedicated_cores."""
+    """[--pod-annotation-qos-level-dedicated-selector] Annotations that also make a pod dedicated_cores."""
     system_selector: dict[Key, str] = {}
-    """[--pod-annotation-qos-level-system-selector] Annotations that make a pod system_cores."""
+    """[--pod-annotation-qos-level-system-selector] Annotations that also make a pod system_cores."""
     enhancement_keys: dict[str, Key] = {}
     """[--pod-annotation-qos-enhancements] Other annotation names for `katalyst.kubewharf.io/memory_enhancement`,
-    `cpu_enhancement` and `network_enhancement`; Katalyst's name takes precedence."""
+    `cpu_enhancement`, `network_enhancement`; Katalyst's take precedence."""
     enhancement_defaults: dict[str, str] = {}
-    """[--qos-enhancement-default-values] Enhancements, such as `{numa_binding: "true"}`, of pods that do not set them
-    and whose level has them."""
+    """[--qos-enhancement-default-values] Enhancements of pods without them, such as `{numa_binding: "true"}`, if their
+    level has them."""
     numa_number_key: Key = NUMA_NUMBER_KEY
-    """Annotation with the number of NUMA nodes that a pod requests."""
+    """Annotation with the requested number of NUMA nodes."""
     numa_ids_key: Key = NUMA_IDS_KEY
-    """Annotation with the NUMA nodes that a pod requests."""
+    """Annotation with the requested NUMA nodes."""
     numa_bind_result_key: Key = NUMA_BIND_RESULT_KEY
-    """Annotation with the NUMA node chosen for a pod."""
+    """Annotation with the chosen NUMA node."""
 
     def __post_init__(self) -> None:
         level_by_pair: dict[tuple[str, str], str] = {}

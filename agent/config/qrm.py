@@ -23,7 +23,7 @@ class NativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """[cpu-allocation-option] `packed`: on as few sockets as possible. `distributed`: evenly over as few NUMA nodes as
     possible."""
     full_physical_cores: bool = False
-    """[enable-full-physical-cpus-only] Allocate whole physical cores; other requests are rejected."""
+    """[enable-full-physical-cpus-only] Allocate whole physical cores; reject other requests."""
 
 
 class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -32,30 +32,28 @@ class CpuPlacementConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     policy: Literal["dynamic", "native"] = "dynamic"
     """[cpu-resource-plugin-policy] `dynamic`: pools by QoS level. `native`: the kubelet's static policy."""
     reserved_cpus: Count = 0
-    """[cpu-resource-plugin-reserved] Number of CPUs reserved for the system and system_cores, from each NUMA node in
-    turn."""
+    """[cpu-resource-plugin-reserved] CPUs reserved for the system and system_cores, from each NUMA node in turn."""
     reserved_cpu_list: str = ""
-    """[reserved-cpu-list] Reserve exactly these CPUs instead (kernel list syntax)."""
+    """[reserved-cpu-list] Reserve these CPUs instead (kernel list syntax)."""
     interrupt_cpu_list: str = ""
-    """CPUs for interrupts only (kernel list syntax); no container runs there."""
+    """CPUs without containers, for interrupts (kernel list syntax)."""
     min_reclaimed_cpus: Annotated[int, Meta(ge=1, le=8192)] | None = None
-    """[minReclaimedResourceForAllocate] CPUs reserved for reclaimed pods, at least one per NUMA node. Unset: 4, a
-    quarter below 16 CPUs."""
+    """[minReclaimedResourceForAllocate] As `advisor.minReclaimedCores`, for cpusets."""
     ramp_up_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0
-    """A new shared container may use every pooled CPU for this time, then its pool's."""
+    """A new shared container may use all pooled CPUs for this time."""
     residual_s: Annotated[float, Meta(ge=0, le=86400)] = 300.0
-    """An allocation is retained this long after its pod is no longer listed."""
+    """An allocation outlasts its pod by this time."""
     numa_bound_factor: Annotated[float, Meta(ge=1, le=16)] = 2.0
-    """Without advice, a NUMA-bound pool is this many times the requests of its pods."""
+    """Size of a NUMA-bound pool without advice / its pods' requests."""
     numa_hint: Literal["spreading", "packing", "dynamic-packing"] = "spreading"
-    """[cpu-numa-hint-prefer-policy] Bind pods to the NUMA node with the most room (`spreading`) or the least sufficient
-    (`packing`); `dynamic-packing` packs while a node has room above the threshold."""
+    """[cpu-numa-hint-prefer-policy] Bind pods to the NUMA node with the most (`spreading`) or least sufficient free
+    CPUs (`packing`); `dynamic-packing` packs above the threshold."""
     numa_hint_low_threshold: Fraction = 0.5
-    """[cpu-numa-hint-prefer-low-threshold] Free part of a node's CPUs down to which `dynamic-packing` packs."""
+    """[cpu-numa-hint-prefer-low-threshold] Free share of a node's CPUs down to which `dynamic-packing` packs."""
     enable_reclaim_numa_binding: bool = False
     """[enable-reclaim-numa-binding] Bind reclaimed pods that request it to a NUMA node with headroom."""
     fallback_cores: Cores = 4.0
-    """Assumed request of an online container without one."""
+    """Request of an online container without one."""
     native: NativeConfig = NativeConfig()
 
     def __post_init__(self) -> None:
@@ -92,32 +90,31 @@ class KoordinatorBurstConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     """CPU burst as in Koordinator's NodeSLO."""
 
     policy: Literal["none", "auto", "cpuBurstOnly", "cfsQuotaBurstOnly"] = "auto"
-    """[policy] `cpuBurstOnly` saves unused quota for later, `cfsQuotaBurstOnly` raises quotas, `auto` does both."""
+    """[policy] `cpuBurstOnly` saves unused quota, `cfsQuotaBurstOnly` raises quotas, `auto` does both."""
     cpu_burst_percent: Annotated[float, Meta(ge=1, le=10_000)] = 1000
-    """Burst in percent of the limit's CPU time per period; the kernel allows at most the quota."""
+    """Burst in percent of the limit per period; the kernel allows at most the quota."""
     quota_burst_percent: Annotated[float, Meta(ge=100, le=10_000)] = 300
     """Raised quota in percent of the limit."""
     quota_burst_period_s: Annotated[float, Meta(ge=-1, le=86_400)] = -1
-    """How long a container may use the raised quota; -1: forever."""
+    """Maximum time at the raised quota; -1: unlimited."""
     share_pool_threshold_percent: Percent = 50
-    """With this load of the shared CPUs or more, quotas only fall."""
+    """From this load of the shared CPUs on, quotas only fall."""
     average_s: Seconds = 5.0
     """Averaging time of the load."""
 
 
 class BurstConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """CPU burst: quota that was not used may be used later (cpu.max.burst)."""
+    """CPU burst (cpu.max.burst): unused quota may be used later."""
 
     policy: Literal["off", "katalyst", "koordinator"] = "off"
-    """Katalyst's rules (pods and the settings below) or Koordinator's."""
+    """Katalyst's or Koordinator's rules."""
     dedicated: bool | None = None
-    """[enableDedicatedCoresDefaultCPUBurst] For dedicated pods without a policy: `true` is static, `false` closed,
-    unset leaves them alone."""
+    """[enableDedicatedCoresDefaultCPUBurst] Dedicated pods without a policy: `true` is static, `false` closed, unset:
+    unchanged."""
     shared: bool | None = None
-    """[enableSharedCoresDefaultCPUBurst] For shared pods without a policy; `true` applies if it is the node's only
-    shared pod."""
+    """[enableSharedCoresDefaultCPUBurst] Shared pods without a policy; `true` applies to the node's only shared pod."""
     percent: Percent = 100
-    """[defaultCPUBurstPercent] Percent of the quota for pods that set none."""
+    """[defaultCPUBurstPercent] Percent of the quota, unless the pod sets it."""
     koordinator: KoordinatorBurstConfig = KoordinatorBurstConfig()
 
 
@@ -127,14 +124,14 @@ class SuppressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     policy: Literal["off", "cpuset", "cfsQuota"] = "off"
     """[cpuSuppressPolicy] Control that limits reclaimed pods."""
     threshold_percent: Percent = 65
-    """[cpuSuppressThresholdPercent] CPU use of the node that all pods together may reach."""
+    """[cpuSuppressThresholdPercent] Target CPU use of the node."""
     min_percent: Percent = 0
-    """[cpuSuppressMinPercent] Part of the node reserved for reclaimed pods; at 0 two CPUs (`cpuset`) or 2 ms in 100
-    (`cfsQuota`) remain."""
+    """[cpuSuppressMinPercent] Share of the node reserved for reclaimed pods; at 0: two CPUs (`cpuset`) or 2 ms in 100
+    (`cfsQuota`)."""
     reserved_cores: Cores = 0
-    """Smallest assumed use of the system."""
+    """Minimum assumed use of the system."""
     growth_ratio: Ratio = 0.1
-    """Part of the node that may be added in one step."""
+    """Maximum growth per step, share of the node."""
 
 
 class MemoryQosLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -154,13 +151,13 @@ class DiskIoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weights: Mapping[QoSLevel, Weight] = {}
     """[io-weight-config] io.weight by level; the kernel's default is 100."""
     max: Mapping[QoSLevel, str] = {}
-    """`io.max` by level, in the kernel's notation: `8:16 rbps=1048576 wbps=max`."""
+    """`io.max` by level: `8:16 rbps=1048576 wbps=max`."""
     wbt_us: Mapping[Literal["HDD", "SSD", "NVME", "VIRTIO"], Annotated[int, Meta(ge=-1, le=10_000_000)]] = {}
-    """[wbt-values-*] queue/wbt_lat_usec by kind of disk; -1 leaves it alone. Katalyst: 75000 (HDD, VIRTIO), 2000."""
+    """[wbt-values-*] queue/wbt_lat_usec by kind of disk; -1: unchanged. Katalyst: 75000 (HDD, VIRTIO), 2000."""
     cost_qos: Mapping[str, str] = {}
     """[io-cost-qos-config-file] io.cost.qos of the root by disk, such as `sda`, without the device number."""
     cost_model: Mapping[str, str] = {}
-    """[io-cost-model-config-file] io.cost.model of the root by disk, without the device number."""
+    """[io-cost-model-config-file] io.cost.model likewise."""
 
     def __post_init__(self) -> None:
         for name, lines, keys in (
@@ -219,9 +216,9 @@ class ResctrlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Resctrl groups by level. Default, as Koordinator's: reclaimed pods have 30 % of each L3 cache, others all."""
 
     enabled: bool = False
-    """Create the groups; without resctrl on the machine, the source `resctrl-groups` reports it."""
+    """Create the groups; component `resctrl-groups` reports a machine without resctrl."""
     levels: Mapping[QoSLevel, ResctrlLevel] = msgspec.field(default_factory=_default_resctrl_levels)
-    """One group per level; pods of other levels stay in the default group."""
+    """A group per level; other pods stay in the default group."""
 
 
 class KnobsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -230,12 +227,12 @@ class KnobsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     burst: BurstConfig = BurstConfig()
     suppress: SuppressConfig = SuppressConfig()
     memory_qos: Mapping[QoSLevel, MemoryQosLevel] = {}
-    """[memoryQOS] By level; other levels are left alone."""
+    """[memoryQOS] By level; others are unchanged."""
     io: DiskIoConfig = DiskIoConfig()
     network: NetworkQosConfig = NetworkQosConfig()
     resctrl: ResctrlConfig = ResctrlConfig()
     oom_priority: bool = False
-    """[enable-oom-priority] Set oom_score_adj so that the OOM killer kills pods in the order of oom_priority."""
+    """[enable-oom-priority] Set oom_score_adj in the order of oom_priority."""
 
     @property
     def of_the_node(self) -> bool:

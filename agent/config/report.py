@@ -22,15 +22,15 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     period_s: Seconds = 30.0
     """[headroom reporter's sync period] Time between samples, and between changes of the report."""
     window_s: Seconds = 120.0
-    """Samples of this period are averaged; those up to twice as old count if some are missing."""
+    """Samples of this time are averaged, up to twice as old ones if some are missing."""
     reserved_cores: Cores = 0.0
-    """[reservedResourceForReport.cpu] Subtracted from the computed CPU headroom."""
+    """[reservedResourceForReport.cpu] Subtracted from CPU headroom."""
     reserved_memory_mib: Mebibytes = 0
-    """[reservedResourceForReport.memory] Subtracted from the computed memory headroom."""
+    """[reservedResourceForReport.memory] Subtracted from memory headroom."""
     min_cores: Cores | None = None
-    """[minReclaimedResourceForReport.cpu] Smallest CPU report. Unset: 4, a quarter of nodes below 16 CPUs."""
+    """[minReclaimedResourceForReport.cpu] Minimum CPU. Unset: 4, a quarter below 16 CPUs."""
     min_memory_mib: Mebibytes | None = None
-    """[minReclaimedResourceForReport.memory] Smallest memory report. Unset: 5 GiB, a quarter of nodes below 20 GiB."""
+    """[minReclaimedResourceForReport.memory] Minimum memory. Unset: 5 GiB, a quarter below 20 GiB."""
     ignored_cores: Cores = 0.1
     """[minIgnoredReclaimedResourceForReport.cpu] A NUMA node with at most this reports no CPU."""
     ignored_memory_mib: Mebibytes = 100
@@ -38,34 +38,33 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     min_step_cores: Cores = 0.3
     """Smaller changes of CPU are not reported."""
     max_step_cores: Annotated[float, Meta(gt=0, le=8192)] = 4.0
-    """Largest change of CPU in one period."""
+    """Maximum change of CPU per period."""
     min_step_memory_mib: Mebibytes = 300
     """Smaller changes of memory are not reported."""
     max_step_memory_mib: Annotated[int, Meta(gt=0, le=1 << 40)] = 5120
-    """Largest change of memory in one period."""
+    """Maximum change of memory per period."""
     fresh_s: Annotated[float, Meta(ge=0, le=86400)] = 180.0
     """Without new headroom, the last report stays this long."""
     expired_s: Annotated[float, Meta(gt=0, le=86400)] = 900.0
-    """Without new headroom, reports fall in steps to the minimum by this time."""
+    """Without new headroom, reports fall in steps to the minimum until then."""
     extended_resources: bool = False
-    """With `--node`: also write the report into the Node's capacity, so that a stock scheduler can place reclaimed
-    pods."""
+    """With `--node`: also add to the Node's capacity, for a stock scheduler."""
     node_metrics: bool = False
-    """[node-metrics-reporter] With `--node`: report the usage of node and pods in CustomNodeResource once a minute."""
+    """[node-metrics-reporter] With `--node`: report use of node and pods once a minute."""
     cpu_flags: bool = False
     """[enable-report-cpu-flags] With `--node`: report every CPU flag, some kilobytes."""
     reporter_plugins: SocketDirectory = ""
-    """[plugin-registration-dirs] With `--node`: directory of reporter plugins to merge, such as
+    """[plugin-registration-dirs] With `--node`: directory of reporter plugins, such as
     `/var/lib/katalyst/plugin-socks`. Loads gRPC (12 MiB), as do the next two."""
     offered_in: SocketDirectory = ""
-    """With `--node` and a Katalyst agent: that agent's plugin directory. It writes the CustomNodeResource from this
-    agent's report."""
+    """With `--node`: plugin directory of a Katalyst agent, which writes the CustomNodeResource from this agent's
+    report."""
     pod_resources: SocketDirectory | None = None
-    """[pod-resources-server-endpoints] Socket for devices, huge pages and CPUs of containers. Unset: with `--kubelet`,
-    the kubelet's if it exists. Empty: none."""
+    """[pod-resources-server-endpoints] Socket for devices, huge pages and CPUs of containers. Unset: with `--kubelet`
+    the kubelet's, if it exists. Empty: none."""
     device_zones: Mapping[str, str] = {}
-    """[resource-name-to-zone-type-map] Resources whose devices are topology zones, by zone type, such as
-    `nvidia.com/gpu: GPU`; others count per NUMA node."""
+    """[resource-name-to-zone-type-map] Resources whose devices are topology zones, with the zone type: `nvidia.com/gpu:
+    GPU`; others count per NUMA node."""
 
     def __post_init__(self) -> None:
         if self.window_s < self.period_s:

@@ -63,20 +63,20 @@ def test_every_setting_is_in_it_once() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        "| `advisor.latency.calmS` | `3` | number (0, 3600] | Latency",
-        "| `advisor.minReclaimedCores` | unset | integer [1, 8192] | [minReclaimedResourceForAllocate] CPUs",
+        "| `advisor.latency.calmS` | `3` | (0, 3600] | Time below half",
+        "| `advisor.minReclaimedCores` | unset | integer [1, 8192] | [minReclaimedResourceForAllocate] Reserved",
         "| `advisor.policy` | `latency` | `canonical`, `latency`, `none` |",
         "| `shadow` | unset | as [`advisor`](#advisor) |",
         '| `knobs.burst.policy` | `"off"` | `katalyst`, `koordinator`, `off` |',
         "| `knobs.io.wbtUs` | `{}` | map: `HDD`, `NVME`, `SSD`, `VIRTIO` → integer [-1, 10000000] |",
-        "| `advisor.provision.gains.NAME.up` | must be set | number [0, 10] |",
+        "| `advisor.provision.gains.NAME.up` | must be set | [0, 10] |",
         "| `inference.slots[].below` | must be set | number |",
         "| `eviction.rootfsOveruse.shared` | `{}` | as [`FilesystemThreshold`](#filesystemthreshold) |",
         "| `memory.offloading.pools` | `{}` | map: text → as [`memory.offloading.default`](#memoryoffloadingdefault) |",
         "| `memory.reservedForAllocateBytes` | unset | integer [0, 2^60] |",
         "| `advisor.latency.minWaitsAbove` | `2` | integer [1, 1000] |",
-        "| `eviction.oomd.fullAvg10` | `60` | number ≥ 0 |",
-        "| `advisor.latency.minLentRatio` | `0.05` | number (0, 1) |",
+        "| `eviction.oomd.fullAvg10` | `60` | ≥ 0 |",
+        "| `advisor.latency.minLentRatio` | `0.05` | (0, 1) |",
     ],
 )
 def test_rows_have_default_bounds_and_choices(row: str) -> None:
