@@ -200,7 +200,7 @@ def _limit(limit: int | None) -> int | None:
 
 def _numa(stat: Mapping[str, Mapping[int, int]]) -> tuple[dict[str, int | str], ...]:
     return tuple(
-        {"numa_name": f"N{node}", **known_values(V1_NUMA_PAGES, values)}
+        {**known_values(V1_NUMA_PAGES, values), "numa_name": f"N{node}"}
         for node, values in values_by_node(stat).items()
     )
 
