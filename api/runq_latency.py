@@ -1,5 +1,5 @@
 """Run-queue latency of online containers as the advisor evaluates it: without the containers' own throttling.
-Pure. The advisor and the exporters share it, so that the page and /metrics show the evaluated numbers beside the raw ones.
+Pure. The advisor and the exporters share it, so that the page and /metrics show the evaluated numbers next to the raw ones.
 Latency below one millisecond is never attributed to throttling. A container whose cgroups are not all measured has no
 value.
 """

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import uuid
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from api import VERSION
 from api.interfaces import Unavailable
 from common.http.listener import HttpListener
 from common.http.token_review import TokenReviewer
-from common.http.web_config import WebConfig
+from common.http.web_config import WebConfig, WebSecurity
 from common.validation import describe_validation_error
 from common.yaml_guard import check_yaml
 from controller.endpoints import build_application
@@ -34,8 +35,6 @@ from kube.leader_election import LeaderElection
 log = logging.getLogger("dioptase.controller")
 
 MAX_SETTINGS_BYTES = 1 << 20
-WEB_CONFIG_CHECK_S = 10.0
-"""Interval of checks for changes of the web configuration and its certificates."""
 LEADING_METRIC = "dioptase_controller_leading"
 
 
@@ -85,33 +84,26 @@ async def _run(options: ControllerOptions, config: ControllerConfig) -> None:
 
 async def _serve(options: ControllerOptions, listener: HttpListener, stack: contextlib.AsyncExitStack) -> None:
     web_config = None if options.web_config is None else WebConfig(options.web_config, check_yaml)
-    web = None if web_config is None else web_config.load()
-    if web is not None and web.users:
-        raise Unavailable(
-            f"{options.web_config}: basic_auth_users: the kubelet's probes cannot send passwords",
-            "remove it, and restrict access by a NetworkPolicy",
-        )
-    tls = None if web is None else web.tls
+    tls = None if web_config is None else _tls_without_users(options, web_config.load())
     bound = await listener.open(options.host, options.port, "--listen", tls)
     stack.push_async_callback(listener.close)
     log.info("metrics and health at %s:%d", *bound[0])
     if web_config is not None:
-        following = asyncio.create_task(_follow_web_config(web_config, listener))
+
+        async def renew(web: WebSecurity) -> None:
+            await listener.renew(_tls_without_users(options, web))
+
+        following = asyncio.create_task(web_config.follow(renew))
         stack.callback(following.cancel)
 
 
-async def _follow_web_config(web_config: WebConfig, listener: HttpListener) -> None:
-    """Apply changed certificates; while a file is invalid, for example half-written, the old ones stay in use."""
-    stamp = web_config.stamp()
-    while True:
-        await asyncio.sleep(WEB_CONFIG_CHECK_S)
-        previous, stamp = stamp, web_config.stamp()
-        if stamp == previous:
-            continue
-        try:
-            listener.renew(web_config.load().tls)
-        except Unavailable as error:
-            log.error("%s; the previous configuration stays in effect: %s", error.reason, error.remedy)
+def _tls_without_users(options: ControllerOptions, web: WebSecurity) -> ssl.SSLContext | None:
+    if web.users:
+        raise Unavailable(
+            f"{options.web_config}: basic_auth_users: the kubelet's probes cannot send passwords",
+            "remove it, and restrict access by a NetworkPolicy",
+        )
+    return web.tls
 
 
 class Replica:

@@ -1,6 +1,7 @@
-"""Listening port, plain or TLS, with a bounded number of connections and reload of certificates.
-At the limit, the connection that has been idle for the longest is closed, including those in the TLS handshake. A
-request with a body is rejected before anything else: reading one is work that an unauthenticated client could cause.
+"""Listening port, plain or TLS, with a bounded number of connections and replaceable certificates.
+aiohttp serves the requests and asyncio accepts and encrypts the connections. The limit is ours, because aiohttp has none:
+at the limit, the connection that has been idle for the longest is closed, including those in the TLS handshake.
+A request with a body is rejected before anything else: reading one is work that an unauthenticated client could cause.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ TCP_USER_TIMEOUT_S = 10.0
 """Time after which the kernel closes the connection of a client that acknowledges no data (tcp(7))."""
 MAX_WRITE_BUFFER_BYTES = 64 << 10
 """Buffered response data per client; with TLS the default is half a MiB."""
-ACCEPT_RETRY_S = 1.0
-"""Pause after accept failed because of too many file descriptors or too little memory."""
 EVICTION_LOG_INTERVAL_S = 60.0
 CLIENT_ERRORS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -55,8 +54,8 @@ class HttpListener:
             lingering_time=0,
             **limits,
         )
-        self._tls: ssl.SSLContext | None = None
-        self._sockets: list[socket.socket] = []
+        self._servers: dict[socket.socket, asyncio.Server] = {}
+        """Listening sockets with the servers that accept from duplicates of them."""
         self._connections: OrderedDict[web.RequestHandler, asyncio.Task[None]] = OrderedDict()
         """Handlers of the connections with the tasks that set them up, in the order of their last request."""
         self._closed_count = 0
@@ -67,22 +66,21 @@ class HttpListener:
 
         Raises Unavailable that names the option.
         """
-        loop, self._tls = asyncio.get_running_loop(), tls
         await self._runner.setup()
         assert self._runner.server is not None
         # Wraps the application, because its router answers some requests before any middleware is called.
         self._runner.server.request_handler = partial(self._handle, self._runner.server.request_handler)
         try:
-            bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+            bound = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
             # asyncio silently skips address families for which no socket can be created; creating one shows the error.
             if not bound.sockets:
                 socket.socket().close()
                 raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-            self._sockets = [sock.dup() for sock in bound.sockets]
+            listening = [sock.dup() for sock in bound.sockets]
             bound.close()
-            for listening in self._sockets:
-                listening.listen(BACKLOG)
-                loop.add_reader(listening, self._accept, listening)
+            for sock in listening:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_USER_TIMEOUT_S * 1000))
+                self._servers[sock] = await self._serve(sock, tls)
         except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: the name is invalid in IDNA
             await self.close()
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
@@ -92,26 +90,55 @@ class HttpListener:
                 f"cannot listen on {host}:{port}: {reason}",
                 f"choose another address with {option} HOST:PORT, or stop the program that has this one",
             ) from error
-        return [listening.getsockname()[:2] for listening in self._sockets]
+        return [sock.getsockname()[:2] for sock in self._servers]
 
-    def renew(self, tls: ssl.SSLContext | None) -> None:
-        """Use another context for new connections; existing ones continue."""
-        self._tls = tls
+    async def renew(self, tls: ssl.SSLContext | None) -> None:
+        """Use another context for new connections; existing ones continue. Raises OSError."""
+        for sock in self._servers:
+            # The next server accepts before the previous one stops, so that the kernel refuses no connection.
+            following = await self._serve(sock, tls)
+            self._servers[sock].close()
+            self._servers[sock] = following
 
     async def close(self) -> None:
         """Close the port and every connection. Idempotent."""
-        for listening in self._sockets:
-            asyncio.get_running_loop().remove_reader(listening)
-            listening.close()
-        self._sockets = []
+        for sock, server in self._servers.items():
+            server.close()
+            sock.close()
+        self._servers = {}
         for setup in self._connections.values():
             setup.cancel()
         if self._runner.server is not None:
             await self._runner.cleanup()
 
+    async def _serve(self, sock: socket.socket, tls: ssl.SSLContext | None) -> asyncio.Server:
+        """Accept connections from a duplicate of the socket, because a server closes the one it is given."""
+        server = await asyncio.get_running_loop().create_server(
+            self._connect,
+            sock=sock.dup(),
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_TIMEOUT_S,
+            # Also the number of accepts in a row, and of log lines when no file descriptor is left.
+            backlog=1,
+        )
+        sock.listen(BACKLOG)
+        return server
+
+    def _connect(self) -> web.RequestHandler:
+        """Return the handler of a new connection. asyncio calls this in the task that sets the connection up."""
+        self._close_oldest()
+        setup = asyncio.current_task()
+        assert setup is not None
+        assert self._runner.server is not None
+        handler = self._runner.server()
+        self._connections[handler] = setup
+        return handler
+
     async def _handle(self, handler: RequestHandler, request: web.BaseRequest) -> web.StreamResponse:
         if request.protocol in self._connections:
             self._connections.move_to_end(request.protocol)
+        if request.transport is not None:
+            request.transport.set_write_buffer_limits(MAX_WRITE_BUFFER_BYTES)
         if request.body_exists:
             response = web.Response(status=413, text="requests with a body are not supported\n")
         elif hdrs.EXPECT in request.headers:  # aiohttp's own response repeats the header, which need not be text
@@ -120,42 +147,6 @@ class HttpListener:
             return await handler(request)
         response.force_close()
         return response
-
-    def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            connection, _ = listening.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            # The socket stays readable, so the reader would be called without pause.
-            log.error("cannot accept connections: %s", error.strerror)
-            loop.remove_reader(listening)
-            loop.call_later(ACCEPT_RETRY_S, self._resume, listening)
-            return
-        connection.settimeout(0)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_USER_TIMEOUT_S * 1000))
-        self._close_oldest()
-        assert self._runner.server is not None
-        handler = self._runner.server()
-        self._connections[handler] = loop.create_task(self._set_up(handler, connection))
-
-    def _resume(self, listening: socket.socket) -> None:
-        if listening in self._sockets:
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
-
-    async def _set_up(self, handler: web.RequestHandler, connection: socket.socket) -> None:
-        loop, tls = asyncio.get_running_loop(), self._tls
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: handler,
-                connection,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_TIMEOUT_S,
-            )
-            transport.set_write_buffer_limits(MAX_WRITE_BUFFER_BYTES)
-        except OSError:
-            return  # the client disconnected or failed the TLS handshake, and knows that
 
     def _close_oldest(self) -> None:
         assert self._runner.server is not None
@@ -185,7 +176,7 @@ def _server_logger() -> logging.Logger:
     def is_own(record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], CLIENT_ERRORS))
 
-    logger = logging.getLogger("exporters.page.web_server.server")
+    logger = logging.getLogger("common.http.server")
     if not logger.filters:
         logger.addFilter(is_own)
     return logger

@@ -5,10 +5,12 @@ section in effect must not be missing after a reload; `{}` disables it.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +20,10 @@ from api.interfaces import Unavailable
 from api.text import literal_choices
 from common.files import open_regular_file
 
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 1.0
+"""Interval at which the file and its certificates are checked for changes."""
 MAX_FILE_BYTES = 1 << 20
 MAX_BCRYPT_COST = 16
 """Limit for bcrypt's cost, the binary logarithm of its rounds; a check at cost 16 takes seconds."""
@@ -29,7 +35,6 @@ CLIENT_VERIFY_MODES = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 WEB_CONFIG_REMEDY = "correct the web configuration file; docs/operations.md lists what it may hold"
-FileStamps = tuple[tuple[int, int, int], ...]
 
 
 class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,17 +63,34 @@ class WebSecurity(msgspec.Struct, frozen=True):
 
 
 class WebConfig:
-    """Web configuration file and the files it names. `stamp` detects changes cheaply, `load` reads the files."""
+    """Web configuration file and the files it names."""
 
     def __init__(self, path: Path, check: Callable[[str], None]) -> None:
         """`check` raises ValueError unless the text is one plain YAML document without repeated keys."""
         self._path, self._check = path, check
         self._files: tuple[Path, ...] = (path,)
+        self._loaded = self._stamps()
         self._sections_in_effect: tuple[str, ...] = ()
 
-    def stamp(self) -> FileStamps:
-        """Modification times, inodes and sizes of the files; zeros for a missing file."""
-        return tuple(_file_stamp(path) for path in self._files)
+    async def follow(self, apply: Callable[[WebSecurity], Awaitable[None]]) -> None:
+        """Load and apply the files whenever they change, until cancelled.
+
+        The previous configuration stays in effect while a file is invalid, for example half-written, or `apply` raises.
+        """
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            stamps = self._stamps()
+            if stamps == self._loaded:
+                continue
+            self._loaded = stamps
+            try:
+                await apply(await asyncio.to_thread(self.load))
+            except Unavailable as error:
+                log.error("the web configuration was not changed: %s: %s", error.reason, error.remedy)
+            except Exception:
+                log.exception("the web configuration was not changed")
+            else:
+                log.info("the web configuration was reloaded")
 
     def load(self) -> WebSecurity:
         """Read the files. Raises Unavailable that names the file and the problem."""
@@ -76,6 +98,7 @@ class WebConfig:
             document = self._document()
             tls = document.tls_server_config
             self._files = (self._path, *(() if tls is None else tuple(self._named(tls))))
+            self._loaded = self._stamps()
             users = dict(self._users(document.basic_auth_users))
             web = WebSecurity(None if tls is None else self._context(tls), users)
         except OSError as error:
@@ -86,6 +109,10 @@ class WebConfig:
         sections = {"tls_server_config": web.tls is not None, "basic_auth_users": bool(web.users)}
         self._sections_in_effect = tuple(section for section, enabled in sections.items() if enabled)
         return web
+
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        """Modification times, inodes and sizes of the files; zeros for a missing file."""
+        return tuple(_file_stamp(path) for path in self._files)
 
     def _document(self) -> WebConfigDocument:
         text = _read_bounded(self._path).decode()

@@ -42,7 +42,7 @@ CGROUP_PATH_PARAMETER = "cgroup_user_path"
 MAX_PATH_BYTES = 4096
 """PATH_MAX of the kernel."""
 MAX_REQUEST_LINE = 8 * MAX_PATH_BYTES
-"""Of a request; enough for a path that is too long to be refused in the words of this server."""
+"""Limit of a request line, large enough to reject a path that is too long with an error of this server."""
 DOCUMENTS: Mapping[str, Callable[[Snapshot, MalachiteHistory], MalachiteStruct]] = {
     "system/compute": compute_document,
     "system/memory": memory_document,
@@ -70,7 +70,7 @@ class CgroupDocument(MalachiteStruct, frozen=True):
 
 
 class MalachiteRefused(Exception):
-    """A request that gets an error instead of a document."""
+    """Rejection of a request, with the status of the response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -78,7 +78,7 @@ class MalachiteRefused(Exception):
 
 
 class MalachiteServer:
-    """Sink of rounds and server in one."""
+    """Sink of cycles and HTTP server in one."""
 
     def __init__(self, layout: CgroupLayout) -> None:
         self._layout = layout
@@ -93,13 +93,13 @@ class MalachiteServer:
             self._below = None
             self._rendered.clear()
         except Exception:
-            # The documents keep the time of the last round that was understood, and the client says they are old.
-            log.exception("round %d cannot be shown", finished.snapshot.seq)
+            # The documents keep the time of the latest good cycle, and the client reports that they are old.
+            log.exception("cycle %d could not be published", finished.snapshot.seq)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen and return the port, which the kernel chooses where it is 0. Raises Unavailable with a remedy.
+        """Listen on loopback and return the port; for port 0 the kernel chooses one. Raises Unavailable with a remedy.
 
-        On loopback alone: the client asks there, an address that is compiled in, and knows neither TLS nor passwords.
+        Other addresses are rejected: the client's address is compiled in, and it supports neither TLS nor passwords.
         """
         self._listener = HttpListener(self.app(), max_line_size=MAX_REQUEST_LINE)
         bound = await self._listener.open(host, port, "--malachite")
@@ -118,7 +118,7 @@ class MalachiteServer:
             await self._listener.close()
 
     def app(self) -> web.Application:
-        """What answers, without a port."""
+        """Return the application that serves the documents."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get(API_PREFIX + CGROUP_DOCUMENT, self._cgroup, allow_head=False)
         for name in DOCUMENTS:
@@ -188,9 +188,9 @@ class MalachiteServer:
 
 
 def requested_path(query: str) -> str:
-    """The cgroup that a query names, with one leading slash and none at the end; bytes that are not UTF-8 are surrogates.
+    """Return the cgroup that a query names, with a leading and without a trailing slash.
 
-    Raises Refused.
+    Bytes that are not UTF-8 are surrogates. Raises MalachiteRefused.
     """
     if len(query) > 3 * MAX_PATH_BYTES + len(CGROUP_PATH_PARAMETER) + 1:
         raise MalachiteRefused(414, f"the path is longer than {MAX_PATH_BYTES} bytes")

@@ -22,7 +22,7 @@ from aiohttp import web
 from api.decision import Cycle, JournalEntry
 from api.diagnostics import DoctorCheck, DoctorReport, EffectiveConfiguration
 from api.eviction import EvictionEntry
-from api.interfaces import DecisionRecord, EvictionRecord, Unavailable
+from api.interfaces import DecisionRecord, EvictionRecord
 from api.text import to_json
 from common.http import responses
 from common.http.listener import HttpListener
@@ -35,7 +35,7 @@ from common.http.token_review import (
     READYZ_PATH,
     TokenReviewer,
 )
-from common.http.web_config import FileStamps, WebConfig, WebSecurity
+from common.http.web_config import WebConfig, WebSecurity
 from exporters.page.health import STALE_S, CycleHealth
 from exporters.prometheus.exposition import PrometheusExporter
 from exporters.prometheus.families import AgentInfo
@@ -109,8 +109,6 @@ EVICTION_FILTERS: Mapping[str, Callable[[EvictionEntry], str]] = {
     "reason": lambda entry: "" if entry.kill is None else entry.kill.reason.value,
 }
 """Query parameters that filter evictions."""
-CONFIG_POLL_INTERVAL_S = 1.0
-"""Interval at which the web configuration and its certificates are checked for changes."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -205,10 +203,10 @@ class AgentWebServer:
         app.router.add_get("/api/v1/snapshot", self._snapshot)
         app.router.add_get("/api/v1/config", self._settings)
         app.router.add_get("/api/v1/doctor", self._doctor)
-        self._listener = listener = HttpListener(app)
-        bound = await listener.open(host, port, "--listen", secured.tls)
+        self._listener = HttpListener(app)
+        bound = await self._listener.open(host, port, "--listen", secured.tls)
         if config is not None:
-            self._config_task = asyncio.create_task(self._follow(config, config.stamp(), listener))
+            self._config_task = asyncio.create_task(config.follow(self._apply))
         self._loopback = all(is_loopback(name) for name, _ in bound)
         if config is None and self._tokens is None and not self._loopback:
             log.warning(
@@ -227,27 +225,14 @@ class AgentWebServer:
         if self._passwords is not None:
             self._passwords.close()
 
-    async def _follow(self, config: WebConfig, applied: FileStamps, listener: HttpListener) -> None:
-        """Apply the web configuration when its files change; an invalid one changes nothing."""
-        while True:
-            await asyncio.sleep(CONFIG_POLL_INTERVAL_S)
-            stamp = config.stamp()
-            if stamp == applied:
-                continue
-            applied = stamp
-            try:
-                secured = await asyncio.to_thread(config.load)
-                before, self._passwords = self._passwords, PasswordChecker(secured.users) if secured.users else None
-                if before is not None:
-                    before.close()
-                listener.renew(secured.tls)
-                self._encrypted = secured.tls is not None
-            except Unavailable as error:
-                log.error("the web configuration was not changed: %s: %s", error.reason, error.remedy)
-            except Exception:
-                log.exception("the web configuration was not changed")
-            else:
-                log.info("the web configuration was reloaded")
+    async def _apply(self, secured: WebSecurity) -> None:
+        """Use another certificate and other users from the next connection and request on."""
+        assert self._listener is not None
+        before, self._passwords = self._passwords, PasswordChecker(secured.users) if secured.users else None
+        if before is not None:
+            before.close()
+        await self._listener.renew(secured.tls)
+        self._encrypted = secured.tls is not None
 
     async def _authenticate(self, request: web.Request) -> bool:
         """Return whether the client is authenticated, or need not be. Raises HttpRefused.

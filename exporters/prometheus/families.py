@@ -39,14 +39,14 @@ from exporters.prometheus.node_families import MAX_INTERFACES, node_families
 
 
 def cycle_trace_ids(snapshot: Snapshot) -> tuple[int, int]:
-    """Trace id (128 bits) and span id (64 bits) of the round that this snapshot began; never zero."""
+    """Trace id (128 bits) and span id (64 bits) of the cycle of this snapshot; never zero."""
     seed = f"{snapshot.boot_id}/{snapshot.seq}/{snapshot.wall_time_ns}".encode(errors="surrogateescape")
     digest = blake2b(seed, digest_size=24).digest()
     return int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:]) or 1
 
 
 def exemplar_labels(snapshot: Snapshot, *, traced: bool) -> tuple[tuple[str, str], ...]:
-    """What an exemplar says of its round; trace and span only where they are sent somewhere. Below 128 characters."""
+    """Labels of the exemplars of a cycle, below 128 characters; trace and span only if spans are sent."""
     own = (("round", str(snapshot.seq)),)
     if not traced:
         return own
@@ -58,7 +58,7 @@ _READ_BACK = (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED)
 
 
 def with_limits_read_back(finished: Cycle) -> Snapshot:
-    """The round's snapshot, with every limit that its outcomes have read back."""
+    """Return the snapshot of the cycle with every limit that its outcomes have read back."""
     snapshot = finished.snapshot
     changed: dict[str, CgroupLimits] = {}
     for outcome in finished.done:
@@ -112,7 +112,7 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     journal_writable: bool | None = None
     """None if decisions are kept in memory only."""
     otel_failures: int | None = None
-    """None if nothing is sent to OpenTelemetry; so are the spans."""
+    """Failed exports; None if nothing is sent to OpenTelemetry."""
     otel_dropped_spans: int | None = None
     traced: bool = False
     """Whether cycles are sent as spans, so that exemplars can refer to them."""
@@ -121,7 +121,7 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     api_requests: Mapping[tuple[str, str, str], int] = {}
     """Requests by method, resource and status; empty without a cluster."""
     nri_answers: Mapping[str, int] = {}
-    """Answers by kind; empty without a container runtime."""
+    """Responses by kind; empty without a container runtime."""
     applied_configs: Mapping[Labels, bool] = {}
     """Applied state by kind, key and hash of the object."""
     calls: Mapping[tuple[str, str, str], int] = {}

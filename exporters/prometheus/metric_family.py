@@ -21,7 +21,7 @@ class Exemplar(NamedTuple):
     labels: tuple[tuple[str, str], ...]
     value: MetricNumber
     at_ns: int
-    """CLOCK_REALTIME."""
+    """Time of the observation, CLOCK_REALTIME."""
 
 
 class MetricPoint(NamedTuple):
@@ -49,7 +49,7 @@ class MetricDistribution(NamedTuple):
     cumulative: tuple[int, ...]
     sum_s: float
     exemplars: Mapping[int, Exemplar] = {}
-    """By index in `cumulative`."""
+    """Exemplars by index in `cumulative`."""
 
     @property
     def labels(self) -> Labels:

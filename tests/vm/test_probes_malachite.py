@@ -15,7 +15,7 @@ import pytest
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.cpu import parse_cpu_list
 from api.measurements import UNLIMITED
-from exporters.malachite.cgroup_v2 import SPLIT_COUNTERS, V2MemoryStat, V2NumaStat
+from exporters.malachite.cgroup_v2 import SPLIT_COUNTERS, V2_MEMORY_STAT, V2_NUMA_STAT
 from tests.builders.waiting import until
 from tests.live.agent_process import Agent, write_pods
 from tests.malachite.stock_client import PORT
@@ -77,7 +77,7 @@ class Expected:
             **{name: limit(self._text(f"memory.{name}")) for name in ("max", "high", "low", "min")},
             "swap_current": int(self._text("memory.swap.current")),
             "swap_max": limit(self._text("memory.swap.max")),
-            "mem_stats": {k: v for k, v in with_sums(stat).items() if k in V2MemoryStat.__struct_fields__},
+            "mem_stats": {k: v for k, v in with_sums(stat).items() if k in V2_MEMORY_STAT},
             "mem_numa_stats": self._numa(),
             "mem_local_events": {name: local[name] for name in ("low", "high", "max", "oom", "oom_kill")},
         }
@@ -102,10 +102,7 @@ class Expected:
         for kind, *words in (line.split() for line in self._text("memory.numa_stat").splitlines()):
             for node, _, value in (word.partition("=") for word in words):
                 by_node.setdefault(node, {})[kind] = int(value)
-        return {
-            node: {k: v for k, v in with_sums(stat).items() if k in V2NumaStat.__struct_fields__}
-            for node, stat in by_node.items()
-        }
+        return {node: {k: v for k, v in with_sums(stat).items() if k in V2_NUMA_STAT} for node, stat in by_node.items()}
 
     def _text(self, name: str) -> str:
         return self._pods.file(self._path, name).read_text()

@@ -17,7 +17,7 @@ import { Workloads } from "/static/workloads.js";
 
 const POLL_INTERVAL_MS = 1000;
 const TIMEOUT_MS = 4000; // of a request
-const STALL_MS = 5000; // without a new cycle for so long, the numbers are shown as outdated
+const STALL_MS = 5000; // after this time without a new cycle, the numbers are shown as outdated
 
 const SHARE = { top: () => 1, format: percent, tick: (value) => `${Math.round(value * 100)} %` }; // chart of ratios
 
@@ -70,7 +70,7 @@ const charts = [
     axis: false,
   }, cursor),
   new TimeChart(byId("reclaim-chart"), {
-    name: "Reclaim, milliseconds a second",
+    name: "Reclaim, milliseconds per second",
     series: [
       { key: "directMs", label: "direct", kind: "line", css: "s-wait" },
       { key: "limitMs", label: "at limits", kind: "line", css: "s-batch" },

@@ -47,7 +47,7 @@ function build(entry) {
   );
 }
 
-/** What the filter looks through. */
+/** Text that the filter searches. */
 function words(entry) {
   const { decision, status, error, repaired } = entry.outcome;
   return [decision.pod, decision.cgroup, decision.knob, repaired ? "repaired" : status, decision.verdict.rule, decision.verdict.text, error].join("\n").toLowerCase();
@@ -75,7 +75,7 @@ export class Decisions {
     this.#filter();
   }
 
-  /** Open one entry of the list, whatever the filter hides, and bring it into view. */
+  /** Open one entry of the list and scroll to it; clear the filter if it hides the entry. */
   open(seq) {
     const item = this.#items.find(({ entry }) => entry.seq === seq);
     if (item === undefined) return;

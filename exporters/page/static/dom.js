@@ -27,7 +27,7 @@ export function each(parent, data, make, show) {
   for (const [i, item] of data.entries()) show(parent.children[i] ?? parent.appendChild(make(item, i)), item, i);
 }
 
-/** A row of a table: its head and so many cells. */
+/** A row of a table: its head and this number of cells. */
 export const line = (cells) => el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: cells }, () => el("td")));
 
 /** Texts of a row's cells, its head first. */

@@ -1,4 +1,4 @@
-// Evictions: thresholds of the plugins, conditions of the node, and the fate of victims.
+// Evictions: thresholds of the plugins, conditions of the node, and the state of victims.
 
 import { bytes, clock, duration, NONE } from "/static/format.js";
 import { byId, each, el, line, say, write } from "/static/dom.js";
@@ -64,7 +64,7 @@ export class Evictions {
     while (list.children.length > KEEP) list.lastElementChild.remove();
   }
 
-  /** The card; there is none where no plugin is configured. */
+  /** Show the panel; hide it if no plugin is configured. */
   show(result) {
     byId("evictions").hidden = result === null;
     if (result === null) return;

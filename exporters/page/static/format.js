@@ -27,10 +27,10 @@ export function durationParts(us) {
 
 export const duration = (us) => durationParts(us).join(" ").trim();
 
-/** A time that a person has chosen: 10 ms, not 10.0 ms. */
+/** A configured time: 10 ms, not 10.0 ms. */
 export const chosen = (us) => duration(us).replace(/\.0+ /, " ");
 
-/** A bound of a histogram: powers of two, so at most two figures before the point are worth reading. */
+/** A bound of a histogram: a power of two, so two figures before the point are sufficient. */
 export function bound(us) {
   if (us < 1000) return `${us} µs`;
   return us < 1e6 ? `${Math.round(us / 1000)} ms` : `${Math.round(us / 1e6)} s`;
@@ -85,7 +85,7 @@ export const online = (qos) => qos === "shared_cores" || qos === "dedicated_core
 
 export const reclaimed = (qos) => qos === "reclaimed_cores";
 
-/** What api.histogram.quantile_ns computes, in microseconds: interpolated inside the slot; the open slot gives its lower bound. */
+/** The quantile as api.histogram.quantile_ns, in microseconds: interpolated inside the slot; the open slot gives its lower bound. */
 export function quantile(slots, bounds, q) {
   const total = slots.reduce((sum, count) => sum + count, 0);
   if (total === 0) return null;

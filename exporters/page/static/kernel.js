@@ -7,7 +7,7 @@ const MOST_LINES = 12;
 const STATES = ["t-runnable", "t-iowait", "t-blocked", "t-sleeping"]; // in the order of the table's heads
 const MARKS = ["min", "low", "high"];
 
-/** Time that tasks stood still. */
+/** Time in which tasks were stalled. */
 const stalled = (ms) => (typeof ms !== "number" ? NONE : ms > 0 ? `${duration(ms * 1000)} a second` : "none");
 
 export function showMemory(node, refaults) {
@@ -39,7 +39,7 @@ function zoneRow() {
   return row;
 }
 
-/** Free pages of a zone as multiples of its high watermark: below 1 kswapd works, at `min` allocations stand still. */
+/** Free pages of a zone as multiples of its high watermark: below 1 kswapd works, at `min` allocations wait. */
 function showZone(row, zone) {
   const state = zone.free < zone.min ? "below min" : zone.free < zone.low ? "below low" : zone.free < zone.high ? "below high" : "";
   const scale = Math.max(zone.high * 4, 1), x = (pages) => `${Math.min((100 * pages) / scale, 100)}%`;

@@ -14,7 +14,7 @@ const LEAST_MS = 0.05;
 const APART = [["throttled_ms", "own throttling"], ["higher_class_ms", "real-time tasks"], ["other_ms", "other"]];
 const CAUSES = ["its own quota", "real-time tasks", "other causes"]; // the same in a sentence
 
-/** Milliseconds per second, two figures that matter. */
+/** Milliseconds per second with two significant figures. */
 export function rate(ms) {
   if (ms === null || ms === undefined) return "";
   if (ms < LEAST_MS) return ms > 0 ? "< 0.1" : "";
@@ -105,7 +105,7 @@ export class Matrix {
     return [...this.frame.querySelectorAll("tr")].map((row) => [...row.cells]);
   }
 
-  /** One cell alone is in the tab order; the arrows move that place. */
+  /** Only one cell is in the tab order; the arrow keys move it. */
   #rove(focus) {
     const grid = this.#grid();
     for (const cell of grid.flat()) cell.tabIndex = -1;

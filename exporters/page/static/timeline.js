@@ -17,7 +17,7 @@ const MAX_LISTED = 4;
 const SHAPES = { shrink: "M-5 -4h10l-5 9z", grow: "M-5 4h10l-5 -9z", other: "M0 -6l6 6l-6 6l-6 -6z" };
 const CROSS = "M-4 -4l8 8M4 -4l-8 8";
 
-/** What the lanes can stand for. */
+/** Values by which decisions are divided into lanes. */
 const LANES = {
   pod: ({ outcome: { decision } }) => `${decision.pod || decision.cgroup} · ${decision.knob}`,
   knob: ({ outcome: { decision } }) => decision.knob,
@@ -60,7 +60,7 @@ export class Timeline {
     this.#draw();
   }
 
-  /** Names of the lanes and what is in them; the busiest have one of their own. */
+  /** Lanes by name with their marks; those with most decisions have a lane of their own. */
   #lanes() {
     const named = LANES[byId("lanes-by").value];
     const lanes = new Map();
@@ -113,7 +113,7 @@ export class Timeline {
     return this.cursor.time ?? (kept ?? this.#marks.at(-1))?.time ?? null;
   }
 
-  /** Decisions near that moment, the nearest first; before them the one that is kept, unless the cursor is elsewhere. */
+  /** Decisions near this time, nearest first; the chosen one comes first, unless the cursor selects another time. */
   #near() {
     const moment = this.#moment(), { time } = this.cursor;
     const away = ({ time: at, entry }) => (time === null && entry.seq === this.#chosen?.seq ? -1 : Math.abs(at - moment));

@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from agent.journal.decisions import DecisionJournal
 from api.interfaces import Unavailable
 from cli.client import AgentClient
-from common.http import passwords
+from common.http import passwords, web_config
 from common.http.passwords import PasswordChecker, TooManyChecks
 from common.http.web_config import MAX_FILE_BYTES, WebConfig, WebSecurity
 from common.yaml_guard import check_yaml
-from exporters.page import web_server
 from exporters.page.web_server import AgentWebServer
 from tests.builders.four_cpu_node import busy_cycle
 from tests.exporters.certificates import Authority
@@ -385,7 +384,7 @@ async def until(condition) -> None:
 async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
     web, serve, authority, tmp_path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(web_server, "CONFIG_POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(web_config, "POLL_INTERVAL_S", 0.02)
     port = await serve(web(TLS))
     url = f"https://localhost:{port}/healthz"
     other = Authority(tmp_path, "other-ca")

@@ -196,7 +196,7 @@ async def test_a_round_that_cannot_be_shown_leaves_the_last_one(
 ) -> None:
     good = await client.get("system/compute")
     client.server.publish(finished(msgspec.structs.replace(snapshot(3), cgroups=None)))
-    assert "round 3 cannot be shown" in caplog.text
+    assert "cycle 3 could not be published" in caplog.text
     assert await client.get("system/compute") == good
 
 

@@ -350,7 +350,7 @@ def test_sending_resumes_when_the_collector_comes_back(caplog: pytest.LogCapture
         receiver = GrpcCollector(port)
         sink.publish(busy_cycle(3))
         metrics = by_name(receiver.metrics.get(timeout=PATIENCE_S))
-        wait_for(lambda: "works again" in caplog.text)
+        wait_for(lambda: "succeeded again after" in caplog.text)
         sink.close()
         receiver.stop()
     assert point(metrics["dioptase.cgroup.cpu.usage"].sum.data_points, pod="web").as_double == 4.5
