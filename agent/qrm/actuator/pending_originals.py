@@ -241,8 +241,5 @@ def _original(
     if texts == raw.texts:
         return None
     return OriginalValue(
-        cgroup=cgroup,
-        cgroup_id=cgroup_id,
-        knob=knob,
-        raw=RawValue(directory_id=raw.directory_id, texts=texts),
+        cgroup=cgroup, cgroup_id=cgroup_id, knob=knob, raw=RawValue(directory_id=raw.directory_id, texts=texts)
     )

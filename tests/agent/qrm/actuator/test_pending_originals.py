@@ -53,10 +53,7 @@ def stage(tmp_path: Path) -> Stage:
 def test_a_value_set_at_creation_is_restored_to_the_owner_s(stage: Stage) -> None:
     stage.pending.add(BATCH, {Knob.CPUSET: "0-3", Knob.QUOTA: "max 100000"}, 1.0)
     stage.create(cpuset_cpus="3", cpu_cfs_quota_us="20000")
-    decisions = [
-        stage.tree.decision(BATCH, Knob.CPUSET, "3"),
-        stage.tree.decision(BATCH, Knob.QUOTA, "20000 100000"),
-    ]
+    decisions = [stage.tree.decision(BATCH, Knob.CPUSET, "3"), stage.tree.decision(BATCH, Knob.QUOTA, "20000 100000")]
     assert {each.status for each in stage.actuator.apply(decisions)} == {OutcomeStatus.UNCHANGED}
     assert {entry.knob for entry in stage.originals.entries()} == {Knob.CPUSET, Knob.QUOTA}
     stage.originals.restore(stage.files)
