@@ -9,7 +9,7 @@ import pytest
 
 from agent.journal.decisions import DecisionJournal
 from agent.qrm.actuator.actuator import Actuator
-from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.originals import OriginalsJournal, restore_all
 from agent.qrm.actuator.pending_originals import (
     MAX_PENDING_S,
     NOT_WRITTEN_YET,
@@ -17,7 +17,6 @@ from agent.qrm.actuator.pending_originals import (
     WRITE_GRACE_S,
     PendingOriginals,
 )
-from agent.qrm.actuator.restore import restore_all
 from agent.qrm.actuator.writer import KnobWriter
 from api.decision import ActMode, Outcome, OutcomeStatus
 from api.knobs import Knob
