@@ -508,4 +508,7 @@ def test_network_bandwidth_is_allocated_and_a_pod_without_any_is_rejected_with_t
         "default/late": "no_bandwidth",
         "default/db": "dedicated_needs_numa_binding",
     }
-    assert second.advice.rejected["default/late"].text == "No network card has 101 Mbit/s left in both directions: eth0 100 of 700."
+    assert (
+        second.advice.rejected["default/late"].text
+        == "No network card has 101 Mbit/s left in both directions: eth0 100 of 700."
+    )
