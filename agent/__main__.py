@@ -31,8 +31,7 @@ from agent.journal.log import CycleLog
 from agent.loop import Loop
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
-from agent.qrm.actuator.originals import OriginalsJournal, StateDirLocked
-from agent.qrm.actuator.restore import restore_all
+from agent.qrm.actuator.originals import OriginalsJournal, StateDirLocked, restore_all
 from agent.qrm.actuator.state_dir import open_originals, read_boot_id
 from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.decisions.cpu import managed_cgroups

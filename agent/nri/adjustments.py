@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from agent.advisor.preview import PreviewInputs, preview_decisions
-from agent.nri.oci_resources import (
-    ContainerBounds,
-    clamp_values,
-    knobs_in_resources,
-    original_values,
-    requested_values,
-)
+from agent.nri.oci_resources import ContainerBounds, clamp_values, knobs_in_resources, original_values, requested_values
 from agent.qrm.actuator.pending_originals import PendingOriginals
 from agent.qrm.actuator.writer import cgroup_directory, read_effective_list
 from agent.qrm.cpuset.state import CpusetEntry

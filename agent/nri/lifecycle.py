@@ -104,7 +104,7 @@ class NriLifecycle:
             log.error("%s: %s", error.reason, error.remedy)
         except Exception:
             # The originals in the journal must be restored in any case.
-            log.exception("containers created a moment ago may keep values of this agent")
+            log.exception("NRI: containers created during the shutdown may keep values of this agent")
         return self.pending_originals.outcomes()
 
     def leave(self, files: KnobWriter) -> None:

@@ -1,5 +1,5 @@
 """Translates knob values to OCI resources and back, and clamps them to what the container requested.
-It is pure. OCI has no word for `cpu.idle`: the lowest weight replaces it until the next cycle. On cgroup v2 the
+It is pure. OCI has no field for `cpu.idle`: the lowest weight replaces it until the next cycle. On cgroup v2 the
 weight is left to the cycle, because runtimes convert shares to `cpu.weight` differently (the mapping changed in
 runc and crun).
 """

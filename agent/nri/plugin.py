@@ -1,5 +1,5 @@
 """NRI plugin of the agent: adjusts containers when the runtime creates or updates them, in a thread of its own.
-It answers within `nriPatienceS`; a container that is not understood in time stays as the kubelet requests it. At
+It answers within `nriPatienceS`; a container without an adjustment in time stays as the kubelet requests it. At
 shutdown it sends the runtime the original values. A container that failed to start with adjustments is not adjusted
 again.
 """
@@ -211,7 +211,9 @@ class NriPlugin:
             batch = updates[first : first + UPDATE_BATCH]
             try:
                 if time.monotonic() > due_s:
-                    raise Unavailable(f"it took more than {RESTORE_TIMEOUT_S:g} s", "see why the runtime is slow")
+                    raise Unavailable(
+                        f"the updates took more than {RESTORE_TIMEOUT_S:g} s", "see the log of the runtime"
+                    )
                 self._send_updates(wire.UpdateContainersRequest(update=[restore.update for restore in batch]))
             except (Unavailable, NriProtocolError, RuntimeError, TimeoutError) as error:
                 log.warning("NRI: the runtime keeps adjusted values of up to %d containers: %s", len(batch), error)

@@ -46,9 +46,7 @@ def json_codec(body: type[JournalBody[EntryT]], key: Callable[[EntryT], KeyT]) -
         return content.boot_id, content.entries
 
     return JournalCodec(
-        key,
-        lambda boot_id, entries: msgspec.json.encode(body(boot_id=boot_id, entries=tuple(entries))) + b"\n",
-        decode,
+        key, lambda boot_id, entries: msgspec.json.encode(body(boot_id=boot_id, entries=tuple(entries))) + b"\n", decode
     )
 
 
@@ -80,12 +78,7 @@ class BootJournal(Generic[KeyT, EntryT]):
         self.by_key = dict(entries)
 
     def write_due(
-        self,
-        checked: Sequence[Outcome],
-        record: Callable[[int], None],
-        write: Callable[[int], Outcome],
-        *,
-        dry: bool,
+        self, checked: Sequence[Outcome], record: Callable[[int], None], write: Callable[[int], Outcome], *, dry: bool
     ) -> tuple[Outcome, ...]:
         """Record the originals of all outcomes that are DRY_RUN, by index, save them, then write; return the outcomes
         of all. Nothing is written if `dry` or if the originals cannot be saved."""

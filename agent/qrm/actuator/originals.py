@@ -2,14 +2,17 @@
 An original is on disk before its knob is written, and is removed after it was restored and read back. The file is
 one JSON line with a version and a SHA-256 checksum, replaced atomically; a damaged file is set aside and never
 used in part. `LastWrittenValues` detects external modification: such a value becomes the new original.
+`restore_all` restores everything at the end of the agent.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,10 +22,15 @@ from agent.qrm.actuator.writer import KnobWriter, OriginalValue, is_cgroup_path
 from agent.qrm.knobs.knob_files import LIST_KNOBS
 from agent.qrm.knobs.notation import DEFAULT_WEIGHT
 from api.cpu import parse_cpu_list
-from api.decision import Outcome
-from api.interfaces import Unavailable, Vanished
+from api.decision import Cycle, Outcome, OutcomeStatus
+from api.interfaces import CycleSink, Unavailable, Vanished
 from api.knobs import Knob
 from common.state_file import StateFileDamaged, list_quarantined
+
+if TYPE_CHECKING:
+    from agent.qrm.actuator.node_knobs import NodeKnobs
+
+log = logging.getLogger("dioptase")
 
 
 class LastWrittenValues:
@@ -216,3 +224,47 @@ def _is_kernel_text(text: str) -> bool:
 
 def _same_cgroup(previous: OriginalValue, current: OriginalValue) -> bool:
     return (previous.cgroup_id, previous.raw.directory_id) == (current.cgroup_id, current.raw.directory_id)
+
+
+def restore_all(
+    originals: OriginalsJournal | None,
+    files: KnobWriter,
+    node_knobs: NodeKnobs | None,
+    latest: Cycle | None,
+    journal: CycleSink,
+    late_outcomes: tuple[Outcome, ...] = (),
+) -> int:
+    """Restore all knobs of cgroups and of the node; return how many values could not be restored. Never raises:
+    `dioptase reset` tries the rest again. `late_outcomes` are outcomes of the runtime since the last cycle."""
+    if originals is None:
+        return 0
+    outcomes, remaining = originals.restore(files), 0
+    if node_knobs is not None:
+        node_outcomes, remaining = _restore_node_knobs(node_knobs)
+        outcomes += node_outcomes
+    if latest is not None:
+        journal.publish(
+            msgspec.structs.replace(
+                latest, trigger="end", advice=None, runtime_outcomes=late_outcomes, outcomes=outcomes
+            )
+        )
+    restored_count = sum(outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED) for outcome in outcomes)
+    log.info("Restored %d changed values", restored_count)
+    for outcome in outcomes:
+        if outcome.error and outcome.status is not OutcomeStatus.VANISHED:
+            log.error("%s %s: %s", outcome.decision.cgroup, outcome.decision.knob.value, outcome.error)
+    for message in originals.messages:
+        log.warning("%s", message)
+    remaining += len(originals.entries())
+    if remaining:
+        log.error("%d values could not be restored: run `dioptase reset`", remaining)
+    return remaining
+
+
+def _restore_node_knobs(node_knobs: NodeKnobs) -> tuple[tuple[Outcome, ...], int]:
+    try:
+        outcomes = node_knobs.restore()
+    except Unavailable as error:
+        log.error("%s: %s", error.reason, error.remedy)
+        return (), 1
+    return outcomes, sum(outcome.status is OutcomeStatus.REFUSED for outcome in outcomes)

@@ -83,10 +83,12 @@ MAX_PENDING = 4096
 WRITE_GRACE_S = 2.0
 """A runtime writes the values of a new cgroup within this time after creating it."""
 NOT_WRITTEN_YET = "the runtime has not written its values yet: the next cycle applies the decision"
-WRITTEN_OTHERWISE = "the kernel shows another value than the runtime was given: look for another plugin of the runtime"
+WRITTEN_OTHERWISE = "the kernel shows another value than the runtime received: look for another plugin of the runtime"
 
 
 class _PendingCgroup(NamedTuple):
+    """Arguments of `PendingOriginals.add`."""
+
     at_s: float
     originals: Mapping[Knob, str]
     existing: bool
@@ -117,8 +119,8 @@ class PendingOriginals:
     ) -> None:
         """Add the owner's values of knobs that the runtime sets to other values. Values are in version 2 notation; a
         weight is in cpu.shares, because several share counts are one weight. `existing` means that the owner changes
-        a cgroup that exists. `given` are values set at the creation long ago: a knob that holds another value
-        belongs to its owner again. `outcomes` are reported once the runtime has written."""
+        a cgroup that exists. `given` are values that an earlier agent set at the creation: a knob that holds another
+        value belongs to its owner again. `outcomes` are reported once the runtime has written."""
         with self._lock:
             self._pending = {
                 path: pending for path, pending in self._pending.items() if now_s - pending.at_s < MAX_PENDING_S
@@ -239,8 +241,5 @@ def _original(
     if texts == raw.texts:
         return None
     return OriginalValue(
-        cgroup=cgroup,
-        cgroup_id=cgroup_id,
-        knob=knob,
-        raw=RawValue(directory_id=raw.directory_id, texts=texts),
+        cgroup=cgroup, cgroup_id=cgroup_id, knob=knob, raw=RawValue(directory_id=raw.directory_id, texts=texts)
     )

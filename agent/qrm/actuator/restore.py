@@ -1,30 +1,20 @@
 """Restores original values in an order that the kernel accepts.
 `cpu.idle` goes first, because leaving it resets the weight, and a weight cannot be written while it is set. A
 value that the kernel refuses is tried again after the others; CPU lists are widened before any of them is
-narrowed. `restore_all` restores everything at the end of the agent and reports it to the journal and the log.
+narrowed.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from agent.qrm.actuator.writer import KernelRefused, KnobWriter, OriginalValue, RawValue
 from agent.qrm.knobs.knob_files import CHANGED_BY, KNOB_GROUPS, KNOB_ORDER, LIST_KNOBS
 from api.cpu import format_cpu_list, parse_cpu_list
-from api.decision import Cycle, Decision, Outcome, OutcomeStatus
-from api.interfaces import CycleSink, Unavailable, Vanished
+from api.decision import Decision, Outcome, OutcomeStatus
+from api.interfaces import Unavailable, Vanished
 from api.knobs import Knob, Reason
-
-if TYPE_CHECKING:
-    from agent.qrm.actuator.node_knobs import NodeKnobs
-    from agent.qrm.actuator.originals import OriginalsJournal
-
-log = logging.getLogger("dioptase")
 
 KnobKey = tuple[str, Knob]
 """A cgroup and one of its knobs."""
@@ -182,47 +172,3 @@ def _display_value(entry: OriginalValue, files: KnobWriter, raw: RawValue) -> st
         return files.decode(entry.cgroup, entry.knob, raw)
     except Unavailable:
         return " ".join(raw.texts.values()).strip()
-
-
-def restore_all(
-    originals: OriginalsJournal | None,
-    files: KnobWriter,
-    node_knobs: NodeKnobs | None,
-    latest: Cycle | None,
-    journal: CycleSink,
-    late_outcomes: tuple[Outcome, ...] = (),
-) -> int:
-    """Restore all knobs of cgroups and of the node; return how many values could not be restored. Never raises:
-    `dioptase reset` tries the rest again. `late_outcomes` are outcomes of the runtime since the last cycle."""
-    if originals is None:
-        return 0
-    outcomes, remaining = originals.restore(files), 0
-    if node_knobs is not None:
-        node_outcomes, remaining = _restore_node_knobs(node_knobs)
-        outcomes += node_outcomes
-    if latest is not None:
-        journal.publish(
-            msgspec.structs.replace(
-                latest, trigger="end", advice=None, runtime_outcomes=late_outcomes, outcomes=outcomes
-            )
-        )
-    restored_count = sum(outcome.status in (OutcomeStatus.APPLIED, OutcomeStatus.UNCHANGED) for outcome in outcomes)
-    log.info("Restored %d changed values", restored_count)
-    for outcome in outcomes:
-        if outcome.error and outcome.status is not OutcomeStatus.VANISHED:
-            log.error("%s %s: %s", outcome.decision.cgroup, outcome.decision.knob.value, outcome.error)
-    for message in originals.messages:
-        log.warning("%s", message)
-    remaining += len(originals.entries())
-    if remaining:
-        log.error("%d values could not be restored: run `dioptase reset`", remaining)
-    return remaining
-
-
-def _restore_node_knobs(node_knobs: NodeKnobs) -> tuple[tuple[Outcome, ...], int]:
-    try:
-        outcomes = node_knobs.restore()
-    except Unavailable as error:
-        log.error("%s: %s", error.reason, error.remedy)
-        return (), 1
-    return outcomes, sum(outcome.status is OutcomeStatus.REFUSED for outcome in outcomes)

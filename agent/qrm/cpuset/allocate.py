@@ -248,10 +248,7 @@ def allocate_cpusets(
     )
     placement, entries = allocate_containers(ordered, inputs, state, config, now_ns)
     all_pools = {RESERVE: static.reserve, INTERRUPT: static.interrupt, **pools, FALLBACK: inputs.fallback}
-    result = msgspec.structs.replace(
-        without_pending_containers(placement),
-        pools=list_pools(all_pools),
-    )
+    result = msgspec.structs.replace(without_pending_containers(placement), pools=list_pools(all_pools))
     return result, _next_state(entries, {**pools, RESERVE: static.reserve, INTERRUPT: static.interrupt}, layout, state)
 
 

@@ -93,7 +93,7 @@ def _select_exclusive_cpus(
     if native.full_physical_cores:
         if count % layout.threads:
             raise NoTopologyHint(
-                f"requests {count} CPUs, which is no multiple of the {layout.threads} of a physical core"
+                f"requests {count} CPUs, which is no multiple of the {layout.threads} threads of a physical core"
             )
         free = frozenset(cpu for core in layout.whole_cores(free) for cpu in layout.cores[core])
     if len(free) < count:

@@ -121,7 +121,7 @@ def _numa_masks(request: NumaRequest, min_nodes: int, layout: CpuLayout) -> Iter
     number = request.enhancements.numa_number
     if number is not None:
         if number < min_nodes:
-            raise NoTopologyHint(f"requests {request.cores:g} CPUs on {number} NUMA nodes, which takes {min_nodes}")
+            raise NoTopologyHint(f"requests {request.cores:g} CPUs on {number} NUMA nodes, and needs {min_nodes}")
         counts = range(number, min(number, len(nodes)) + 1)
     elif not request.several:
         counts = range(1, 2)
@@ -166,7 +166,7 @@ def _describe_conditions(enhancements: Enhancements) -> str:
     conditions += ["aligned by socket"] if enhancements.align_by_socket else []
     conditions += ["the same number on each node"] if enhancements.distribute_evenly else []
     conditions += ["in whole physical cores"] if enhancements.full_cores else []
-    conditions += ["on nodes for itself"] if enhancements.numa_exclusive else []
+    conditions += ["on exclusive nodes"] if enhancements.numa_exclusive else []
     return "".join(f", {text}" for text in conditions)
 
 

@@ -66,10 +66,7 @@ MIN_WEIGHT = "1"
 
 
 def cpu_requests(
-    advice: Advice,
-    snapshot: Snapshot,
-    knobs: Mapping[str, Collection[Knob]],
-    placement: CpusetAllocation | None = None,
+    advice: Advice, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]], placement: CpusetAllocation | None = None
 ) -> tuple[KnobRequest, ...]:
     """Return a request for every knob of a managed container that the advice covers, whatever its current value is.
     `knobs` are those that the kernel offers for each cgroup. A cpuset is requested only for containers that may not

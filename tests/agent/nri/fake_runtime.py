@@ -70,6 +70,13 @@ class Runtime:
         response: wire.CreateContainerResponse = wire.CreateContainerResponse.FromString(answer.payload)
         return response
 
+    async def created_cpu(self, request: wire.CreateContainerRequest) -> Any:
+        """Create the container; return the CPU resources of its adjustment."""
+        return (await self.create(request)).adjust.linux.resources.cpu
+
+    async def synchronize(self, *containers: wire.Container) -> None:
+        await self.ask("Synchronize", wire.SynchronizeRequest(containers=containers))
+
     def write(self, data: bytes) -> None:
         assert self._writer is not None
         self._writer.write(data)

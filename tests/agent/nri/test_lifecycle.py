@@ -40,9 +40,7 @@ def lifecycle_of(tree: Tree, state_dir: Path) -> NriLifecycle:
     return NriLifecycle(AgentConfig(), ActMode.DRY_RUN, None, cast(Any, None), tree.hierarchy, state_dir)
 
 
-async def test_a_container_under_creation_is_restored_and_a_missing_one_is_not_waited_for(
-    tmp_path: Path,
-) -> None:
+async def test_a_container_under_creation_is_restored_and_a_missing_one_is_not_waited_for(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "cgroup", "v1")
     files, originals = KnobWriter(tree.hierarchy), OriginalsJournal(tmp_path / "originals.json", "boot")
     lifecycle = lifecycle_of(tree, tmp_path)

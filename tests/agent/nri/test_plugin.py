@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -127,8 +128,7 @@ async def test_a_new_container_gets_the_values_of_the_next_cycle(tmp_path: Path,
         assert json.loads(response.adjust.annotations[ORIGINALS_ANNOTATION])["knobs"] == {"cpuset.cpus": ["0-3", cpus]}
         assert NOTES.read("id-batch", response.adjust.annotations[ORIGINALS_ANNOTATION]) == {Knob.CPUSET: ("0-3", cpus)}
         assert plugin.counts == {"adjusted": 1, "unchanged": 0, "unknown": 0, "late": 0, "refused": 0}
-    agent.tree.make(BATCH)
-    agent.tree.file(BATCH, "cpuset.cpus").write_text(f"{cpus}\n")
+    agent.tree.make(BATCH, {"cpuset.cpus": cpus})
     agent.adopt()
     (outcome,) = agent.pending_originals.outcomes()
     decision = outcome.decision
@@ -139,13 +139,12 @@ async def test_a_new_container_gets_the_values_of_the_next_cycle(tmp_path: Path,
 async def test_adjusted_values_are_restored_to_the_requested_ones(tmp_path: Path, runtime: Runtime) -> None:
     agent = Agent(tmp_path, inputs_of("advisor: {policy: latency}"))
     async with agent.connected(runtime):
-        response = await runtime.create(a_container(shares=205))
-        assert response.adjust.linux.resources.cpu.shares.value == 10, "the minimum weight, until cpu.idle can be set"
+        cpu = await runtime.created_cpu(a_container(shares=205))
+        assert cpu.shares.value == 10, "the minimum weight, until cpu.idle can be set"
     assert agent.adopt() == 0, "the runtime has not created the cgroup yet"
     assert agent.pending_originals.outcomes() == ()
-    agent.tree.make(BATCH)
-    agent.tree.file(BATCH, "cpu.shares").write_text("10\n")
-    quota = response.adjust.linux.resources.cpu.quota.value
+    agent.tree.make(BATCH, {"cpu.shares": "10"})
+    quota = cpu.quota.value
     assert agent.adopt() == 0, "it has not written all yet"
     agent.tree.file(BATCH, "cpu.cfs_quota_us").write_text(f"{quota}\n")
     assert agent.adopt() == 1
@@ -173,11 +172,9 @@ async def test_a_second_container_is_computed_with_the_first(tmp_path: Path, run
     quotas = []
     async with agent.connected(runtime):
         for name in ("batch", "other"):
-            response = await runtime.create(a_container(name))
-            quotas.append(response.adjust.linux.resources.cpu.quota.value)
+            quotas.append((await runtime.created_cpu(a_container(name))).quota.value)
         await runtime.ask("StopContainer", wire.StopContainerRequest(container=a_container().container))
-        response = await runtime.create(a_container("third"))
-        quotas.append(response.adjust.linux.resources.cpu.quota.value)
+        quotas.append((await runtime.created_cpu(a_container("third"))).quota.value)
     assert quotas[0] == 2 * quotas[1] == 2 * quotas[2] > 0, quotas
 
 
@@ -187,9 +184,9 @@ async def test_reserved_cpus_are_assigned_to_no_other_container_before_a_cycle_l
     agent, response = Agent(tmp_path, inputs_of(CANONICAL)), {}
     async with agent.connected(runtime):
         for name in ("b", "a"):  # created in another order than that of the names
-            request = a_container(name, "dedicated_cores", cgroup=f"{POD}/{name}", shares=1024)
+            request = a_container(name, "dedicated_cores", shares=1024)
             request.pod.annotations["katalyst.kubewharf.io/memory_enhancement"] = '{"numa_binding": "true"}'
-            response[name] = (await runtime.create(request)).adjust.linux.resources.cpu.cpus
+            response[name] = (await runtime.created_cpu(request)).cpus
     assert len({*response.values()} - {""}) == 2, response
     inputs = agent.preview_inputs
     assert inputs is not None
@@ -226,8 +223,7 @@ async def test_requests_of_reclaimed_resources_come_from_the_kubelet(tmp_path: P
         )
     async with agent.connected(runtime):
         await runtime.create(a_container())
-        response = await runtime.create(a_container("other"))
-    assert response.adjust.linux.resources.cpu.quota.value == 150_000, "three quarters of two CPUs"
+        assert (await runtime.created_cpu(a_container("other"))).quota.value == 150_000, "three quarters of two CPUs"
 
 
 async def test_an_update_changes_the_original_and_not_the_decision(tmp_path: Path, runtime: Runtime) -> None:
@@ -246,8 +242,7 @@ async def test_an_update_changes_the_original_and_not_the_decision(tmp_path: Pat
         request.linux_resources.cpu.cpus = "2"
         answer = await runtime.ask("UpdateContainer", request)
         assert not wire.UpdateContainerResponse.FromString(answer.payload).update, "the update does not set the weight"
-    agent.tree.make(BATCH)
-    agent.tree.file(BATCH, "cpu.shares").write_text("10\n")
+    agent.tree.make(BATCH, {"cpu.shares": "10"})
     agent.adopt()
     assert [dict(entry.raw.texts) for entry in agent.originals.entries()] == [{"cpu.shares": "512\n"}]
 
@@ -259,14 +254,13 @@ async def test_a_container_of_a_killed_agent_is_restored_from_its_annotation(tmp
         signed.id, {Knob.CPUSET: ("0-3", "3"), Knob.WEIGHT: ("204", "1")}
     )
     broken.annotations[ORIGINALS_ANNOTATION] = '{"cpuset.cpus":'
-    agent.tree.make(BATCH)
-    agent.tree.file(BATCH, "cpuset.cpus").write_text("3\n")
+    agent.tree.make(BATCH, {"cpuset.cpus": "3"})
     # Another value than the given one: it was changed since.
     agent.tree.file(BATCH, "cpu.shares").write_text("512\n")
     async with agent.connected(runtime) as plugin:
         answer = await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[broken], more=True))
         assert wire.SynchronizeResponse.FromString(answer.payload).more, "there is more to come"
-        await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[signed]))
+        await runtime.synchronize(signed)
         assert plugin.source.problem() is None
     assert agent.adopt() == 1
     assert [dict(entry.raw.texts) for entry in agent.originals.entries()] == [{"cpuset.cpus": "0-3\n"}]
@@ -287,21 +281,19 @@ async def test_a_forged_annotation_is_ignored(
         "deep": '{"seal":"","knobs":' + "[" * 3000,
     }
     agent = Agent(tmp_path, None)
-    agent.tree.make(BATCH)
-    agent.tree.file(BATCH, "cpu.cfs_quota_us").write_text("10000\n")
-    agent.tree.file(BATCH, "memory.limit_in_bytes").write_text("67108864\n")
+    agent.tree.make(BATCH, {"cpu.cfs_quota_us": "10000", "memory.limit_in_bytes": "67108864"})
     async with agent.connected(runtime) as plugin:
         for note in forged.values():
             container = a_container().container
             container.annotations[ORIGINALS_ANNOTATION] = note
-            await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[container]))
+            await runtime.synchronize(container)
         assert plugin.source.problem() is None
         assert agent.adopt() == 0
         assert agent.originals.entries() == ()
         assert caplog.text.count("of container id-batch is ignored") == len(forged)
         # The same values signed by this agent are used.
         container.annotations[ORIGINALS_ANNOTATION] = NOTES.write("id-batch", pairs)
-        await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[container]))
+        await runtime.synchronize(container)
         assert agent.adopt() == 1
         assert {entry.knob for entry in agent.originals.entries()} == pairs.keys()
 
@@ -311,17 +303,14 @@ async def test_at_shutdown_the_runtime_gets_the_restored_values(tmp_path: Path, 
     agent = Agent(tmp_path, inputs_of(CANONICAL))
     names = [f"batch{number}" for number in range(40)]
     async with agent.connected(runtime) as plugin:
-        stopped, left = (
-            a_container("gone"),
-            a_container("left", "", cgroup=BATCH),
-        )
+        stopped, left = a_container("stopped"), a_container("left", cgroup=BATCH)
         for request in (stopped, *(a_container(name) for name in names)):
             await runtime.create(request)
         await runtime.ask("StopContainer", wire.StopContainerRequest(container=stopped.container))
         # A container of an earlier agent, with adjusted values of two knobs.
         pairs = {Knob.WEIGHT: ("20", "1"), Knob.QUOTA: ("max 100000", "5000 100000")}
         left.container.annotations[ORIGINALS_ANNOTATION] = NOTES.write(left.container.id, pairs)
-        await runtime.ask("Synchronize", wire.SynchronizeRequest(containers=[left.container]))
+        await runtime.synchronize(left.container)
         for group in (BATCH, *(f"{POD}/{name}" for name in names)):
             agent.tree.make(group)
         agent.tree.file(BATCH, "cpu.shares").write_text("206\n")
@@ -350,8 +339,7 @@ async def test_a_container_that_starts_after_shutdown_gets_the_requested_values(
     agent = Agent(tmp_path, inputs_of("advisor: {policy: latency}"))
     async with agent.connected(runtime) as plugin:
         for name in ("late", "there"):
-            response = await runtime.create(a_container(name, shares=205, quota=50_000))
-            assert response.adjust.linux.resources.cpu.shares.value == 10
+            assert (await runtime.created_cpu(a_container(name, shares=205, quota=50_000))).shares.value == 10
         # Its cgroup exists and the journal could not be written: its files hold the agent's value.
         agent.tree.make(f"{POD}/there")
         shares = agent.tree.file(f"{POD}/there", "cpu.shares")
@@ -429,31 +417,29 @@ async def test_no_request_takes_longer_than_the_timeout(tmp_path: Path, runtime:
         hold.set()
         await until_async(lambda: calls == 2)
         await asyncio.sleep(0.3)
-        response = await runtime.create(a_container("other"))
-        assert response.adjust.linux.resources.cpu.cpus
-
-
-@pytest.mark.parametrize("age_s", [None, 60.0])
-async def test_without_fresh_inputs_nothing_is_adjusted(tmp_path: Path, runtime: Runtime, age_s: float | None) -> None:
-    agent = Agent(tmp_path, None if age_s is None else inputs_of(CANONICAL, age_s=age_s))
-    async with agent.connected(runtime) as plugin:
-        response = await runtime.create(a_container())
-        assert (response.ByteSize(), plugin.counts["unknown"]) == (0, 1)
+        assert (await runtime.created_cpu(a_container("other"))).cpus
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("cgroup", "relative/path"), ("cgroup", "/kubepods/../etc"), ("cgroup", ""), ("uid", "../x"), ("name", "")],
+    ("age_s", "field", "value"),
+    [
+        (None, "", ""),
+        (60.0, "", ""),
+        (0.0, "container.linux.cgroups_path", "relative/path"),
+        (0.0, "container.linux.cgroups_path", "/kubepods/../etc"),
+        (0.0, "container.linux.cgroups_path", ""),
+        (0.0, "pod.uid", "../x"),
+        (0.0, "container.name", ""),
+    ],
 )
-async def test_an_invalid_request_is_not_adjusted(tmp_path: Path, runtime: Runtime, field: str, value: str) -> None:
+async def test_without_fresh_inputs_or_a_valid_request_nothing_is_adjusted(
+    tmp_path: Path, runtime: Runtime, age_s: float | None, field: str, value: str
+) -> None:
     request = a_container()
-    if field == "cgroup":
-        request.container.linux.cgroups_path = value
-    elif field == "uid":
-        request.pod.uid = value
-    else:
-        request.container.name = value
-    agent = Agent(tmp_path, inputs_of(CANONICAL))
+    if field:
+        parent, _, name = field.rpartition(".")
+        setattr(attrgetter(parent)(request), name, value)
+    agent = Agent(tmp_path, None if age_s is None else inputs_of(CANONICAL, age_s=age_s))
     async with agent.connected(runtime) as plugin:
         assert (await runtime.create(request)).ByteSize() == 0
         assert plugin.counts["unknown"] == 1
@@ -468,7 +454,7 @@ async def test_a_container_that_did_not_start_is_not_adjusted_again(
         for number, name in enumerate(("batch", "good", "batch", "good", "batch")):
             request = a_container(name, "reclaimed_cores", cgroup=f"{POD}/{name}-{number}")
             request.container.id = f"id-{number}"
-            response.append((await runtime.create(request)).adjust.linux.resources.cpu.shares.value)
+            response.append((await runtime.created_cpu(request)).shares.value)
             stopped = wire.StopContainerRequest(container=request.container)
             if name == "good":
                 event = wire.StateChangeEvent(
@@ -490,7 +476,7 @@ async def test_a_start_during_a_lost_connection_is_no_failure(tmp_path: Path, ru
         await runtime.plugin()
         await runtime.ask("Configure", wire.ConfigureRequest(runtime_name="containerd"))
         request.container.id = "id-2"
-        assert (await runtime.create(request)).adjust.linux.resources.cpu.shares.value == 10
+        assert (await runtime.created_cpu(request)).shares.value == 10
         assert plugin.counts["refused"] == 0
 
 
@@ -499,7 +485,7 @@ async def test_lists_set_by_another_plugin_stay(tmp_path: Path, runtime: Runtime
     async with agent.connected(runtime):
         request = a_container()
         request.container.linux.resources.cpu.cpus = "0-2"
-        assert not (await runtime.create(request)).adjust.linux.resources.cpu.cpus
+        assert not (await runtime.created_cpu(request)).cpus
 
 
 async def test_an_unknown_or_invalid_call_is_refused_and_the_next_is_answered(tmp_path: Path, runtime: Runtime) -> None:
@@ -529,8 +515,7 @@ async def test_the_plugin_reconnects_after_invalid_bytes_and_after_a_restart(
         assert runtime.connections == 2
         await runtime.ask("Synchronize", wire.SynchronizeRequest())
         assert plugin.source.problem() is None
-        response = await runtime.create(a_container())
-        assert response.adjust.linux.resources.cpu.cpus
+        assert (await runtime.created_cpu(a_container())).cpus
 
 
 @pytest.mark.parametrize("garbles", [b"\xff\xff\xff", rpc.Response(payload=b"\xff\xff\xff").SerializeToString()])

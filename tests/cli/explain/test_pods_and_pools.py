@@ -71,9 +71,8 @@ def test_a_pod_has_its_share_of_a_network_card_or_the_reason_of_a_rejection() ->
         allocated_mbit=850,
         pods={"default/web": 250},
     )
-    full = Reason(
-        rule=NO_BANDWIDTH, text="No network card has 90 Mbit/s left in both directions: eth0 50 of 900.", threshold=90
-    )
+    rejection = "No network card has 90 Mbit/s left in both directions: eth0 50 of 900."
+    full = Reason(rule=NO_BANDWIDTH, text=rejection, threshold=90)
     advice = msgspec.structs.replace(LAST.advice, cards=(card,), rejected={"default/batch": full})
     last = msgspec.structs.replace(LAST, advice=advice)
     text = text_of("web", last)

@@ -85,10 +85,7 @@ def test_the_root_cgroup_is_never_written(bench: Bench) -> None:
 def test_setting_idle_journals_the_weight(bench: Bench) -> None:
     bench.apply(("/batch", Knob.IDLE, "1"))
     weight = {"cpu.weight": "100\n"} if bench.tree.hierarchy.mode == "v2" else {"cpu.shares": "1024\n"}
-    assert bench.journalled() == {
-        ("/batch", Knob.IDLE): {"cpu.idle": "0\n"},
-        ("/batch", Knob.WEIGHT): weight,
-    }
+    assert bench.journalled() == {("/batch", Knob.IDLE): {"cpu.idle": "0\n"}, ("/batch", Knob.WEIGHT): weight}
 
 
 def test_a_weight_is_not_written_while_the_cgroup_is_idle(bench: Bench) -> None:

@@ -14,14 +14,7 @@ import pytest
 from agent.config.qrm import KnobsConfig
 from agent.qrm.actuator import boot_journal
 from agent.qrm.actuator.disk_settings import DiskSettings
-from agent.qrm.actuator.node_knobs import (
-    DISKS,
-    OOM,
-    RECHECK_PERIOD_NS,
-    RESCTRL,
-    NodeKnobs,
-    open_node_knobs,
-)
+from agent.qrm.actuator.node_knobs import DISKS, OOM, RECHECK_PERIOD_NS, RESCTRL, NodeKnobs, open_node_knobs
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus

@@ -120,13 +120,7 @@ def test_a_card_allocates_less_than_its_speed() -> None:
 
 
 def test_pods_get_cards_until_no_card_can_hold_the_request() -> None:
-    pods = [
-        net_pod("a", 22_000),
-        net_pod("b", 800),
-        net_pod("c", 451),
-        net_pod("d", 450),
-        net_pod("idle", None),
-    ]
+    pods = [net_pod("a", 22_000), net_pod("b", 800), net_pod("c", 451), net_pod("d", 450), net_pod("idle", None)]
     result = allocate(pods)
     assert [(card.name, card.allocated_mbit, dict(card.pods)) for card in result.cards] == [
         ("eth0", 800, {"default/b": 800}),
@@ -149,8 +143,7 @@ def test_a_new_pod_displaces_no_other_and_a_named_card_is_the_only_candidate() -
     after = allocate([net_pod("new", 800), net_pod("a", 800), net_pod("b", 22_000)], previous)
     assert (after.card_by_pod, list(after.rejected)) == (previous, ["default/new"])
     named = allocate(
-        [net_pod("a", 900, "eth0"), net_pod("b", 100, "eth7"), net_pod("c", 850, "eth0")],
-        {"default/a": "eth1"},
+        [net_pod("a", 900, "eth0"), net_pod("b", 100, "eth7"), net_pod("c", 850, "eth0")], {"default/a": "eth1"}
     )
     assert named.card_by_pod == {"default/c": "eth0"}
     assert {key: each.text for key, each in named.rejected.items()} == {
@@ -168,9 +161,7 @@ def test_unreadable_cards_withdraw_and_allocate_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.sampled_from(["", "eth0", "eth1", "eth7"])), max_size=12))
-def test_no_card_is_overallocated_and_a_second_cycle_changes_nothing(
-    requests: list[tuple[int, str]],
-) -> None:
+def test_no_card_is_overallocated_and_a_second_cycle_changes_nothing(requests: list[tuple[int, str]]) -> None:
     pods = [net_pod(f"p{number}", mbit, card) for number, (mbit, card) in enumerate(requests)]
     result = allocate(pods)
     for card in result.cards:

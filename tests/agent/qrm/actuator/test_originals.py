@@ -40,10 +40,7 @@ def original(
 SHARES = original({"cpu.shares": "1024\n"})
 OTHER_SHARES = original({"cpu.shares": "2\n"})
 QUOTA = original(
-    {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"},
-    "/kubepods/böse ecke",
-    (7 << 32) + 5,
-    Knob.QUOTA,
+    {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}, "/kubepods/böse ecke", (7 << 32) + 5, Knob.QUOTA
 )
 FILE = encode_journal(BOOT, (SHARES, QUOTA))
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)

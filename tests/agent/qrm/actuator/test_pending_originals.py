@@ -9,7 +9,7 @@ import pytest
 
 from agent.journal.decisions import DecisionJournal
 from agent.qrm.actuator.actuator import Actuator
-from agent.qrm.actuator.originals import OriginalsJournal
+from agent.qrm.actuator.originals import OriginalsJournal, restore_all
 from agent.qrm.actuator.pending_originals import (
     MAX_PENDING_S,
     NOT_WRITTEN_YET,
@@ -17,7 +17,6 @@ from agent.qrm.actuator.pending_originals import (
     WRITE_GRACE_S,
     PendingOriginals,
 )
-from agent.qrm.actuator.restore import restore_all
 from agent.qrm.actuator.writer import KnobWriter
 from api.decision import ActMode, Outcome, OutcomeStatus
 from api.knobs import Knob
@@ -38,10 +37,8 @@ class Stage:
         self.actuator = Actuator(self.files, self.originals, ActMode.ON, self.pending)
 
     def create(self, **texts: str) -> None:
-        """Create the cgroup as a runtime does that was given these values."""
-        self.tree.make(BATCH)
-        for name, text in texts.items():
-            self.tree.file(BATCH, name.replace("_", ".", 1)).write_text(f"{text}\n")
+        """Create the cgroup as a runtime does that was given these values; `cpu_shares` is the file cpu.shares."""
+        self.tree.make(BATCH, {name.replace("_", ".", 1): text for name, text in texts.items()})
 
     def held(self, name: str) -> str:
         return self.tree.file(BATCH, name).read_text().strip()
@@ -54,16 +51,9 @@ def stage(tmp_path: Path) -> Stage:
 
 def test_a_value_set_at_creation_is_restored_to_the_owner_s(stage: Stage) -> None:
     stage.pending.add(BATCH, {Knob.CPUSET: "0-3", Knob.QUOTA: "max 100000"}, 1.0)
-    stage.create(cpuset_cpus="3")
-    stage.tree.file(BATCH, "cpu.cfs_quota_us").write_text("20000\n")
-    decisions = [
-        stage.tree.decision(BATCH, Knob.CPUSET, "3"),
-        stage.tree.decision(BATCH, Knob.QUOTA, "20000 100000"),
-    ]
-    assert [each.status for each in stage.actuator.apply(decisions)] == [
-        OutcomeStatus.UNCHANGED,
-        OutcomeStatus.UNCHANGED,
-    ]
+    stage.create(cpuset_cpus="3", cpu_cfs_quota_us="20000")
+    decisions = [stage.tree.decision(BATCH, Knob.CPUSET, "3"), stage.tree.decision(BATCH, Knob.QUOTA, "20000 100000")]
+    assert {each.status for each in stage.actuator.apply(decisions)} == {OutcomeStatus.UNCHANGED}
     assert {entry.knob for entry in stage.originals.entries()} == {Knob.CPUSET, Knob.QUOTA}
     stage.originals.restore(stage.files)
     assert (stage.held("cpuset.cpus"), stage.held("cpu.cfs_quota_us")) == ("0-3", "-1")

@@ -228,10 +228,7 @@ def test_running_out_of_descriptors_is_a_refusal_with_a_remedy(open_tree: OpenTr
 
 @pytest.mark.parametrize(
     ("file", "text", "weight", "written"),
-    [
-        ("blkio.bfq.weight", "200\n", "200", "1000"),
-        ("blkio.weight", "500\n", "100", "500"),
-    ],
+    [("blkio.bfq.weight", "200\n", "200", "1000"), ("blkio.weight", "500\n", "100", "500")],
 )
 def test_the_weight_is_that_of_the_disk_scheduler(
     open_tree: OpenTree, file: str, text: str, weight: str, written: str

@@ -87,11 +87,13 @@ class Tree:
             mount.mkdir(parents=True)
         self._fill("/")
 
-    def make(self, path: str) -> int:
-        """Create a cgroup with the kernel's defaults in every hierarchy; return its id."""
+    def make(self, path: str, texts: Mapping[str, str] | None = None) -> int:
+        """Create a cgroup with the kernel's defaults in every hierarchy, except these texts by file; return its id."""
         for mount in self._mounts:
             (mount / path.lstrip("/")).mkdir()
         self._fill(path)
+        for name, text in (texts or {}).items():
+            self.file(path, name).write_text(f"{text}\n")
         return self.id(path)
 
     def remove(self, path: str) -> None:

@@ -30,9 +30,7 @@ def offline(topology: Topology, *offline_cpus: int) -> Topology:
 
 
 @pytest.mark.parametrize(
-    ("share", "near", "reclaims"),
-    [(6, 8, (18, 16)), (20, 20, (4, 4))],
-    ids=["reclaim on", "reclaim off"],
+    ("share", "near", "reclaims"), [(6, 8, (18, 16)), (20, 20, (4, 4))], ids=["reclaim on", "reclaim off"]
 )
 def test_sizes_of_katalysts_assembler(share: int, near: int, reclaims: tuple[int, int]) -> None:
     sizes = (

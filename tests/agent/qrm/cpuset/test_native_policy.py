@@ -76,7 +76,11 @@ def test_packed_distributed_and_whole_cores(fields: dict[str, object], cores: fl
 @pytest.mark.parametrize(
     ("fields", "cores", "reason"),
     [
-        ({"full_physical_cores": True}, 3.0, "requests 3 CPUs, which is no multiple of the 2 of a physical core"),
+        (
+            {"full_physical_cores": True},
+            3.0,
+            "requests 3 CPUs, which is no multiple of the 2 threads of a physical core",
+        ),
         ({}, 17.0, "requests 17 exclusive CPUs, 16 are left"),
         ({"reserved": 4}, 13.0, "requests 13 exclusive CPUs, 12 are left"),
         ({"reserved": 1, "full_physical_cores": True}, 16.0, "requests 16 exclusive CPUs, 14 are left"),

@@ -66,7 +66,7 @@ def test_numa_masks_that_can_hold_a_request(
         (4, {0: 3.0, 1: 3.5, 2: 0.0, 3: 0.0}, {}, r"left on node 0: 3, 1: 3.5, 2: 0, 3: 0"),
         (4, None, {"numa_ids": (5,)}, r"requests NUMA nodes 5, the machine has 0,1,2,3"),
         (20, None, {"numa_ids": (0, 1)}, r"on nodes 0,1; no NUMA nodes have them"),
-        (20, None, {"numa_number": 2}, r"requests 20 CPUs on 2 NUMA nodes, which takes 3"),
+        (20, None, {"numa_number": 2}, r"requests 20 CPUs on 2 NUMA nodes, and needs 3"),
         (4, None, {"numa_number": 9}, r"on 9 nodes; no NUMA nodes have them"),
         (
             3,

@@ -89,9 +89,7 @@ def reclaimable_cores(kubelet: KubeletManagers | None, *, db_uses_s: float = 40)
 
 
 @pytest.mark.parametrize("db_uses_s", [0, 40])
-def test_exclusive_cpus_are_never_reclaimed_and_do_not_count_as_demand(
-    db_uses_s: float,
-) -> None:
+def test_exclusive_cpus_are_never_reclaimed_and_do_not_count_as_demand(db_uses_s: float) -> None:
     none = KubeletManagers(cpu="static", memory="none")
     alone = KubeletManagers(cpu="static", memory="none", exclusive={"uid-db": {"db": (8, 9, 10, 11)}})
     without = reclaimable_cores(alone, db_uses_s=db_uses_s)

@@ -33,10 +33,7 @@ def advice(reclaimable: float, *, idle: bool = True) -> Advice:
 
 
 def decide(
-    given: Advice,
-    observed: Snapshot,
-    knobs: Mapping[str, frozenset[Knob]],
-    placement: CpusetAllocation | None = None,
+    given: Advice, observed: Snapshot, knobs: Mapping[str, frozenset[Knob]], placement: CpusetAllocation | None = None
 ) -> tuple[Decision, ...]:
     return resolve_knob_requests(cpu_requests(given, observed, knobs, placement), observed, knobs)
 
@@ -59,10 +56,7 @@ def values(
 
 
 def test_priority_leaves_online_cgroups_untouched() -> None:
-    assert values(advice(2.0), [WEB, BATCH]) == {
-        ("/batch", "cpu.idle"): "1",
-        ("/batch", "cpu.max"): "max 100000",
-    }
+    assert values(advice(2.0), [WEB, BATCH]) == {("/batch", "cpu.idle"): "1", ("/batch", "cpu.max"): "max 100000"}
 
 
 def test_reclaimable_cpu_becomes_a_quota() -> None:
@@ -143,11 +137,7 @@ def test_a_cpuset_is_explained_by_the_region_and_the_pool() -> None:
 
 
 def test_reclaimable_cpu_is_shared_by_request_up_to_each_limit() -> None:
-    pods = [
-        reclaimed("a", cpu_request=3),
-        reclaimed("b", cpu_request=1),
-        reclaimed("c", cpu_limit=0.1),
-    ]
+    pods = [reclaimed("a", cpu_request=3), reclaimed("b", cpu_request=1), reclaimed("c", cpu_limit=0.1)]
     quotas = {cgroup: value for (cgroup, knob), value in values(advice(2.5), pods, cpus=4).items() if knob == "cpu.max"}
     assert quotas == {"/a": "150000 100000", "/b": "50000 100000", "/c": "10000 100000"}
 

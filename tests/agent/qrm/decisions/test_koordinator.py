@@ -79,14 +79,7 @@ def _camel(config: Mapping[str, object]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("held", "used", "count"),
-    [
-        (None, 1.0, 12),
-        (4, 1.0, 6),
-        (11, 1.0, 12),
-        (12, 6.5, 7),
-        (12, 19.0, 2),
-    ],
+    ("held", "used", "count"), [(None, 1.0, 12), (4, 1.0, 6), (11, 1.0, 12), (12, 6.5, 7), (12, 19.0, 2)]
 )
 def test_cpus_grow_by_a_tenth_and_shrink_at_once(held: int | None, used: float, count: int) -> None:
     before = SuppressState() if held is None else SuppressState(cpus=tuple(range(held)), cores=float(held))
