@@ -4,7 +4,6 @@ In a second phase the API server is stopped.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -15,7 +14,15 @@ from pathlib import Path
 import msgspec
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
-from bench.machine import cpu_ns_of, end_cleanly_on_sigterm, markdown_table, memory_kib_of, this_machine, write_results
+from bench.machine import (
+    bench_parser,
+    cpu_ns_of,
+    end_cleanly_on_sigterm,
+    markdown_table,
+    memory_kib_of,
+    this_machine,
+    write_results,
+)
 from tests.cluster.binaries import Missing
 from tests.cluster.cluster import Cluster, create_cluster
 from tests.cluster.control_plane import API_SERVER
@@ -24,7 +31,6 @@ from tests.cluster.objects import a_pod
 from tests.cluster.programs import CODE, Agent, Controller
 from tests.cluster.service_accounts import Account
 
-RESULTS = Path(__file__).parent / "results"
 PODS = "/api/v1/namespaces/default/pods"
 LEVELS = ("shared_cores", "reclaimed_cores")
 NS_PER_MS, KIB_PER_MIB = 1_000_000, 1024
@@ -184,11 +190,10 @@ def markdown(run: ClusterRun) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
+    parser = bench_parser("cluster", __doc__)
     parser.add_argument("--pods", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the first phase")
     parser.add_argument("--away", type=float, default=60.0, help="seconds without API server; 0 skips this phase")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for cluster.json and .md")
     args = parser.parse_args(argv)
     end_cleanly_on_sigterm()
     try:

@@ -9,7 +9,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
@@ -29,12 +29,11 @@ from bench.colocation_modes import (
 )
 from bench.colocation_modes import SCENARIOS_BY_NAME as SCENARIOS
 from bench.colocation_report import ColocationResults, Reaction, markdown
-from bench.machine import end_cleanly_on_sigterm, node_times, this_machine, write_results
+from bench.machine import bench_parser, end_cleanly_on_sigterm, name_list, node_times, this_machine, write_results
 from bench.reaction import KINDS, PERIOD_S, measure_reaction
 from demo.online import pieces_for
 from demo.workloads import allowed_cpu_count, size_for
 
-RESULTS = Path(__file__).parent / "results"
 MAX_QUIET_OTHERS, MAX_QUIET_STOLEN, MAX_TRIES = 0.03, 0.003, 3
 """Limits of the node's share used by other processes and stolen by the hypervisor. A cell above one of them is repeated, up
 to this number of tries. From 0.3 % stolen on, cells have a stall of 100 ms (a quota of the host), which is their p99."""
@@ -47,10 +46,10 @@ CellPlan = list[tuple[int, str, str]]
 
 
 def options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.colocation", description=__doc__)
-    parser.add_argument("--modes", type=_names(MODES_BY_NAME), help="these alone, in every round of every scenario")
+    parser = bench_parser("colocation", __doc__)
+    parser.add_argument("--modes", type=name_list(MODES_BY_NAME), help="these alone, in every round of every scenario")
     parser.add_argument(
-        "--scenarios", type=_names(SCENARIOS), default=DEFAULT_SCENARIOS, help=f"of {', '.join(SCENARIOS)}"
+        "--scenarios", type=name_list(SCENARIOS), default=DEFAULT_SCENARIOS, help=f"of {', '.join(SCENARIOS)}"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--curve-rounds", type=int, default=2, help="rounds of the trade-off; 0 leaves it out")
@@ -59,7 +58,7 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
         "--steps", type=int, default=30, help="jumps of the load in each reaction test; 0 leaves them out"
     )
     parser.add_argument(
-        "--reactions", type=_names(MODES_BY_NAME), default=("ours",), help="modes of the reaction tests"
+        "--reactions", type=name_list(MODES_BY_NAME), default=("ours",), help="modes of the reaction tests"
     )
     parser.add_argument(
         "--minutes", type=float, default=25.0, help="repetitions that do not fit into this are left out and listed"
@@ -69,21 +68,10 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
         "--quick", action="store_true", help="one round of 2 s cells, two steps, no curve, however busy the machine is"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for colocation.json, .md and .svg")
     args = parser.parse_args(argv)
     if args.quick:
         args.rounds, args.seconds, args.curve_rounds, args.steps = 1, 2.0, 0, min(args.steps, 2)
     return args
-
-
-def _names(values: Mapping[str, object]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        if unknown := [name for name in names if name not in values]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(values)}")
-        return names
-
-    return parse
 
 
 def plan_of(args: argparse.Namespace) -> CellPlan:

@@ -44,7 +44,7 @@ from api.measurements import RunqLatency
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import Snapshot
 from bench.cycle_cost_report import SCALING_STAGES, ApplyCost, CycleCostResults, CycleCostRow, LatencySpread, markdown
-from bench.machine import end_cleanly_on_sigterm, this_machine, write_results
+from bench.machine import bench_parser, end_cleanly_on_sigterm, this_machine, write_results
 
 KINDS = ("ramp", "bursty", "ramp", "step")
 USUAL_POD_SHARE = 60
@@ -138,7 +138,6 @@ def real_cgroups(hierarchy: Hierarchy, parent: str, count: int) -> Iterator[Sequ
         yield paths
 
 
-RESULTS = Path(__file__).parent / "results"
 NS_PER_S = 1_000_000_000
 NODES = ((200, 64, 2, 20.0), (500, 256, 8, 100.0))
 """Pods, CPUs, NUMA nodes, and the goal in milliseconds."""
@@ -281,21 +280,27 @@ def measure_cycles(pods: int, cpus: int, numa: int, goal_ms: float, policy: str,
 
 def _acting_agent(config: AgentConfig, sensor: SimulatedSensor, hierarchy: Hierarchy, stack: ExitStack) -> Loop:
     """Return the loop of an agent with --act on and the clock of the node, valid until the stack is closed."""
-    state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
-    files = KnobWriter(hierarchy)
-    stack.callback(files.close)
-    originals = open_originals(state, "bench")
-    stack.callback(originals.close)
+    state, actuator = _open_actuator(hierarchy, stack)
     clock = SimpleNamespace(monotonic_ns=lambda: sensor.now_ns, time_ns=lambda: sensor.now_ns, monotonic=time.monotonic)
     stack.enter_context(patch.object(agent.loop, "time", clock))
     sensed: Any = sensor
     return Loop(
         config=config,
         sensor=sensed,
-        actuator=Actuator(files, originals, ActMode.ON),
+        actuator=actuator,
         sinks=(),
         checkpoint=CpusetCheckpoint(state, "bench"),
     )
+
+
+def _open_actuator(hierarchy: Hierarchy, stack: ExitStack) -> tuple[Path, Actuator]:
+    """Return a temporary state directory and an actuator that journals there, valid until the stack is closed."""
+    state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
+    files = KnobWriter(hierarchy)
+    stack.callback(files.close)
+    originals = open_originals(state, "bench")
+    stack.callback(originals.close)
+    return state, Actuator(files, originals, ActMode.ON)
 
 
 def _check_snapshot(snapshot: Snapshot) -> None:
@@ -318,12 +323,7 @@ def measure_apply(hierarchy: Hierarchy, count: int, rounds: int) -> Iterator[App
     with ExitStack() as stack:
         parent = f"/dioptase-bench-{os.getpid()}"
         paths = stack.enter_context(real_cgroups(hierarchy, parent, count))
-        state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dioptase-bench-")))
-        files = KnobWriter(hierarchy)
-        stack.callback(files.close)
-        originals = open_originals(state, "bench")
-        stack.callback(originals.close)
-        actuator = Actuator(files, originals, ActMode.ON)
+        _, actuator = _open_actuator(hierarchy, stack)
         ids = [(hierarchy.primary / path.lstrip("/")).stat().st_ino for path in paths]
         stack.enter_context(_quiet_collector())
         for what, knob, value in knobs:
@@ -348,11 +348,10 @@ def measure_apply(hierarchy: Hierarchy, count: int, rounds: int) -> Iterator[App
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.cycle_cost", description=__doc__)
+    parser = bench_parser("cycle_cost", __doc__)
     parser.add_argument("--rounds", type=int, default=60, help="counted for each node and policy")
     parser.add_argument("--policy", choices=POLICIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--pods", type=int, action="append", help="only the node with so many pods; may be repeated")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for cycle_cost.json and .md")
     return parser.parse_args(argv)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -16,9 +14,15 @@ from agent.offline.simulation import workloads
 from agent.offline.simulation.simulator import run_simulation
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.interfaces import Unavailable
-from bench.machine import BenchMachine, end_cleanly_on_sigterm, markdown_table, this_machine, write_results
+from bench.machine import (
+    BenchMachine,
+    bench_parser,
+    end_cleanly_on_sigterm,
+    markdown_table,
+    this_machine,
+    write_results,
+)
 
-RESULTS = Path(__file__).parent / "results"
 POLICIES = ("latency", "canonical")
 HORIZON_S = 600.0
 SEED = 1
@@ -109,10 +113,9 @@ def _number(value: float | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.day", description=__doc__)
+    parser = bench_parser("day", __doc__)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--interval", type=float, default=5.0, help="seconds between two cycles")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for day.json and .md")
     args = parser.parse_args(argv)
     end_cleanly_on_sigterm()
     try:

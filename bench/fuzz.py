@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -18,9 +17,8 @@ from agent.sensors.cgroup.cgroup_files import FIELD_TABLE
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from agent.sensors.node import machine, node_cpu, node_disks, node_memory, node_network
 from api.interfaces import Unavailable
-from bench.machine import write_results
+from bench.machine import bench_parser, write_results
 
-RESULTS = Path(__file__).parent / "results"
 Parse = Callable[[bytes], Any]
 MAX_CGROUPS = 20
 MAX_TEXT_BYTES = 4096
@@ -92,10 +90,9 @@ def fuzz(count: int, seed: int) -> tuple[int, list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
+    parser = bench_parser("fuzz", __doc__)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for fuzz.md")
     args = parser.parse_args(argv)
     began = time.monotonic()
     try:

@@ -4,13 +4,14 @@ An agent is ready when it has finished a cycle and every probe is loaded or refu
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -131,6 +132,29 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_col
     alignment = ["---"] * text_columns + ["---:"] * (len(heads) - text_columns)
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
     return [lines[0], f"|{'|'.join(alignment)}|", *lines[1:]]
+
+
+RESULTS = Path(__file__).parent / "results"
+"""Default directory of every benchmark's results."""
+
+
+def bench_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of `python -m bench.NAME`, with the option --out."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=description)
+    parser.add_argument("--out", type=Path, default=RESULTS, help=f"directory of the results ({name}.md and others)")
+    return parser
+
+
+def name_list(values: Mapping[str, object]) -> Callable[[str], tuple[str, ...]]:
+    """Return the argparse type of a comma-separated list of keys of `values`."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if unknown := [name for name in names if name not in values]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(values)}")
+        return names
+
+    return parse
 
 
 def write_results(directory: Path, name: str, text: str, results: object = None) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from agent.sensors.cgroup.hierarchy import detect_hierarchy, unescape_mount
 from api.interfaces import Unavailable
 from bench.exporter_processes import EXPORTERS, PARENT, ExporterProcess, ExporterVariant, count_series, missing_reason
-from bench.machine import end_cleanly_on_sigterm, this_machine, write_results
+from bench.machine import bench_parser, end_cleanly_on_sigterm, name_list, this_machine, write_results
 from bench.peers_report import ExporterRow, PeersResults, layout, markdown, peers_goal_lines
 from demo.cgroups import V1_CONTROLLERS
 from demo.launch import launch_in_cgroups
@@ -128,7 +128,6 @@ def pods_file(paths: Sequence[str]) -> str:
     return msgspec.yaml.encode({"pods": pods}).decode()
 
 
-RESULTS = Path(__file__).parent / "results"
 COUNTS = "10,100,200,200p,500"
 SCRAPE_EVERY_S = 10.0
 CYCLE_S = 1.25
@@ -304,7 +303,7 @@ def _row(bed: WatchedCgroups, paths: Sequence[str], exporter: ExporterProcess, s
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
+    parser = bench_parser("peers", __doc__)
     parser.add_argument(
         "--counts", type=_parse_watched_cgroups, default=COUNTS, help="how many cgroups; with a p, containers in pods"
     )
@@ -312,10 +311,9 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="in which CPU is counted, in each round")
     parser.add_argument("--warmup", type=float, default=45.0, help="seconds before the first round")
     parser.add_argument("--samples", type=int, default=5, help="timed scrapes in a round, of each kind")
-    parser.add_argument("--only", type=_names, default=tuple(EXPORTERS), help=f"of {','.join(EXPORTERS)}")
+    parser.add_argument("--only", type=name_list(EXPORTERS), default=tuple(EXPORTERS), help=f"of {','.join(EXPORTERS)}")
     parser.add_argument("--quick", action="store_true", help="10 containers in pods, one round of 3 s")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for peers.json and .md")
     args = parser.parse_args(argv)
     if args.quick:
         args.counts, args.rounds, args.seconds, args.warmup, args.samples = (
@@ -330,13 +328,6 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _parse_watched_cgroups(text: str) -> tuple[WatchedCgroups, ...]:
     return tuple(WatchedCgroups(int(word.removesuffix("p")), word.endswith("p")) for word in text.split(","))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in EXPORTERS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(EXPORTERS)}")
-    return names
 
 
 def main(argv: Sequence[str] | None = None) -> int:

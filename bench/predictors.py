@@ -12,11 +12,10 @@ import msgspec
 
 from agent.advisor.forecast.baselines import METHODS, ForecastMethod
 from api.forecast import ForecastResource
-from bench.machine import end_cleanly_on_sigterm, this_machine, write_results
+from bench.machine import bench_parser, end_cleanly_on_sigterm, this_machine, write_results
 from bench.predictors_report import PredictorRow, PredictorScore, PredictorsResults, goal_lines, heading, markdown
 from bench.traces import FAMILIES, Trace, generate, nodes_of, read_machines
 
-RESULTS = Path(__file__).parent / "results"
 CORES = 64.0
 EVERY_S, HORIZON_S = 300, 3600
 NS_PER_S = 1_000_000_000
@@ -100,7 +99,7 @@ def _with_mean(name: str, traces: Sequence[Trace]) -> tuple[str, float, Sequence
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.predictors", description=__doc__)
+    parser = bench_parser("predictors", __doc__)
     parser.add_argument(
         "--trace", type=Path, action="append", default=[], help="CSV (.gz) of machines; may be repeated"
     )
@@ -110,7 +109,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--machines", type=int, default=5, help="of each family")
     parser.add_argument("--days", type=int, default=8, help="of each trace; 14 at least where weeks matter")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for predictors.json and predictors.md")
     return parser.parse_args(argv)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import msgspec
 from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.interfaces import Unavailable
 from bench.machine import (
+    bench_parser,
     cpu_ns_of,
     end_cleanly_on_sigterm,
     markdown_table,
@@ -26,7 +26,6 @@ from bench.machine import (
 from cli.agent_process import AgentExited, AgentProcess, free_port
 from exporters.view.cycle_view import View
 
-RESULTS = Path(__file__).parent / "results"
 PARENT = "dioptase-bench-soak"
 NS_PER_MS = 1_000_000
 MOST_GROWTH_MIB, MOST_GROWTH_FDS = 4.0, 16
@@ -221,11 +220,10 @@ def markdown(run: SoakRun) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser = bench_parser("soak", __doc__)
     parser.add_argument("--rest", type=int, default=2000)
     parser.add_argument("--rate", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each of the four phases")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for soak.json and .md")
     args = parser.parse_args(argv)
     end_cleanly_on_sigterm()
     try:

@@ -48,3 +48,12 @@ def node_sample(machine: Topology, at_s: float, *, idle: bool = True) -> NodeSam
         user_ns=busy_ns, nice_ns=0, system_ns=0, idle_ns=idle_ns, iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0
     )
     return NodeSample(per_cpu=dict.fromkeys(machine.ids, times))
+
+
+def cpu_times(busy_s: float, total_s: float) -> CpuTimes:
+    """Return cumulative times of one or more CPUs: user time and idle time alone."""
+    busy_ns = round(busy_s * S)
+    return CpuTimes(
+        user_ns=busy_ns, nice_ns=0, system_ns=0, idle_ns=round(total_s * S) - busy_ns,
+        iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0,
+    )  # fmt: skip

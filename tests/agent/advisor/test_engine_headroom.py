@@ -24,24 +24,17 @@ from agent.config.qrm import CpuPlacementConfig
 from agent.config.report import ReportConfig
 from agent.config.units import GIB
 from api.cpu import Topology
-from api.measurements import CpuTimes, NumaNode
+from api.measurements import NumaNode
 from api.pod import Pod
 from api.qos import Enhancements
 from api.snapshot import ComponentHealth, NodeSample, Snapshot
 from tests.agent.advisor.cycles import advice_of, evaluate_cycles, headroom_of, reported_of
-from tests.builders.nodes import S, topology
+from tests.builders.nodes import S, cpu_times, topology
 from tests.builders.pods import dedicated, reclaimed, shared
 from tests.builders.snapshots import snapshot
 
 TWO = topology(96, sockets=2)
 """0-47 and 48-95, a socket each."""
-
-
-def times(busy: float, at_s: float) -> CpuTimes:
-    used = round(busy * at_s * S)
-    return CpuTimes(
-        user_ns=used, nice_ns=0, system_ns=0, idle_ns=round(at_s * S) - used, iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0
-    )  # fmt: skip
 
 
 def build_snapshot(
@@ -55,12 +48,8 @@ def build_snapshot(
     built = snapshot(at_s, pods, machine=node, usage_s={name: cores * at_s for name, cores in used.items()})
     ratios = {cpu: busy.get(cpu, 0.0) if isinstance(busy, Mapping) else busy for cpu in node.ids}
     total = sum(ratios.values())
-    cpu = CpuTimes(
-        user_ns=round(total * at_s * S), nice_ns=0, system_ns=0, idle_ns=round((len(ratios) - total) * at_s * S),
-        iowait_ns=0, irq_ns=0, softirq_ns=0, steal_ns=0,
-    )  # fmt: skip
-    sample = NodeSample(per_cpu={cpu: times(ratio, at_s) for cpu, ratio in ratios.items()}, cpu=cpu)
-    return replace(built, node=sample)
+    per_cpu = {cpu: cpu_times(ratio * at_s, at_s) for cpu, ratio in ratios.items()}
+    return replace(built, node=NodeSample(per_cpu=per_cpu, cpu=cpu_times(total * at_s, len(ratios) * at_s)))
 
 
 def canonical(**headroom: Any) -> AgentConfig:
@@ -152,7 +141,7 @@ def test_no_headroom_on_the_socket_of_an_unreclaimable_share_pool(policy: Any, h
                 provision=ProvisionConfig(disable_reclaim_share_pools=disabled),
             )
         )
-        cycles = [with_space(build_snapshot(at, pods, TWO, used)) for at in (1, 2, 3, 40)]
+        cycles = [with_memory(build_snapshot(at, pods, TWO, used)) for at in (1, 2, 3, 40)]
         result = headroom_of(evaluate_cycles(cycles, config)[0][-1])
         by_numa = result.cores_by_numa
         assert (by_numa[0] > 0, by_numa[1] > 0) == (True, not disabled)
@@ -166,7 +155,7 @@ def test_no_headroom_on_the_socket_of_an_unreclaimable_share_pool(policy: Any, h
             assert (result.memory_by_numa[1] > 0) == (not disabled)
 
 
-def with_space(shot: Snapshot, total: int = 200, busy: int = 50, anon: Mapping[str, int] | None = None) -> Snapshot:
+def with_memory(shot: Snapshot, total: int = 200, busy: int = 50, anon: Mapping[str, int] | None = None) -> Snapshot:
     """Return the snapshot with this memory in GiB, half on each of two NUMA nodes; `anon` is that of pods."""
     numa = {n: NumaNode(meminfo={"MemTotal": total // 2 * GIB}) for n in (0, 1)}
     node = replace(shot.node, memory_total_bytes=total * GIB, memory_available_bytes=(total - busy) * GIB, numa=numa)
@@ -189,8 +178,8 @@ def koordinator(at_s: float, spent_s: float) -> Snapshot:
     the system."""
     shot = snapshot(at_s, [shared("web", cpu_request=80)], machine=topology(100, sockets=2), usage_s={"web": spent_s})
     busy = spent_s + 10 * at_s
-    cpu = replace(times(0, 0), user_ns=round(busy * S), idle_ns=round((100 * at_s - busy) * S))
-    return with_space(replace(shot, node=replace(shot.node, cpu=cpu)), anon={"web": 30})
+    shot = replace(shot, node=replace(shot.node, cpu=cpu_times(busy, 100 * at_s)))
+    return with_memory(shot, anon={"web": 30})
 
 
 @pytest.mark.parametrize("allowance", ["canonical", "latency"])

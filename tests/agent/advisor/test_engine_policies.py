@@ -28,7 +28,7 @@ from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
 from api.snapshot import RequestLatency, Snapshot
 from tests.agent.advisor.cycles import advice_of, evaluate_cycles, settings
-from tests.builders.nodes import topology
+from tests.builders.nodes import cpu_times, topology
 from tests.builders.pods import dedicated, pod, reclaimed, shared
 from tests.builders.snapshots import snapshot
 
@@ -149,9 +149,12 @@ def test_a_pool_does_not_shrink_because_one_of_its_indicators_vanished() -> None
     cycles = []
     for second in range(200):
         current = snapshot(second, [shared("web")], machine=48, usage_s={"web": 14.0 * second})
-        times = replace(current.node.per_cpu[0], user_ns=second * 3 * S // 10, idle_ns=second * 7 * S // 10)
         waited = {cpu: RunqLatency(sum_ns=second * 90_000_000, count=second * 100) for cpu in range(48)}
-        node = replace(current.node, per_cpu=dict.fromkeys(range(48), times), cpu_waits=waited if second < 60 else {})
+        node = replace(
+            current.node,
+            per_cpu=dict.fromkeys(range(48), cpu_times(0.3 * second, second)),
+            cpu_waits=waited if second < 60 else {},
+        )
         cycles.append(replace(current, node=node))
     result = evaluate_cycles(cycles, settings(RAMA))[0]
     sizes = share_sizes(result)
@@ -176,9 +179,8 @@ placing: {enableReclaimNumaBinding: true}
 def at_use(second: float, pods: Sequence[Pod], nodes: Topology, ratio: float, **use: float) -> Snapshot:
     """Return a snapshot in which all CPUs are this busy and pods use `use`."""
     current = snapshot(second, pods, machine=nodes, usage_s={name: cores * second for name, cores in use.items()})
-    busy = round(second * S * ratio)
-    times = replace(current.node.per_cpu[0], user_ns=busy, idle_ns=round(second * S) - busy)
-    return replace(current, node=replace(current.node, per_cpu=dict.fromkeys(nodes.ids, times)))
+    per_cpu = dict.fromkeys(nodes.ids, cpu_times(ratio * second, second))
+    return replace(current, node=replace(current.node, per_cpu=per_cpu))
 
 
 def all_decisions(result: PolicyResult, current: Snapshot) -> tuple[Decision, ...]:

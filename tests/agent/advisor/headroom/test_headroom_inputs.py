@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -22,15 +22,15 @@ from api.advice import NOT_NUMA_BOUND
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.rates import CgroupRates, NodeRates, Rates
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import Snapshot
+from tests.builders import pods as pod_builders
+from tests.builders.nodes import cgroup_sample
 from tests.builders.snapshots import snapshot
 
 GIB = 1 << 30
 
 
-def pod(name: str, qos: QoSLevel = QoSLevel.SHARED, **fields: Any) -> Pod:
-    container = Container(name="c", cgroup=f"/{name}", cpu_request_cores=2.0, memory_request_bytes=4 * GIB)
-    return Pod(**{"uid": name, "namespace": "a", "name": name, "qos": qos, "containers": (container,), **fields})
+pod = partial(pod_builders.pod, namespace="a", cpu_request=2.0, memory_request=4 * GIB)
 
 
 def rates(cores: Mapping[str, float | None], busy: float | None = None) -> Rates:
@@ -42,10 +42,7 @@ def build_snapshot(
     pods: list[Pod], stats: Mapping[str, Mapping[str, int]] | None = None, *, there: bool = True
 ) -> Snapshot:
     shot = snapshot(0, pods if there else [], machine=16)
-    groups = {
-        path: CgroupSample(path=path, id=1, memory_stat=stat)
-        for path, stat in ((f"/{n}", s) for n, s in (stats or {}).items())
-    }
+    groups = {f"/{name}": cgroup_sample(f"/{name}", memory_stat=stat) for name, stat in (stats or {}).items()}
     return replace(shot, pods=tuple(pods), cgroups={**shot.cgroups, **groups})
 
 
