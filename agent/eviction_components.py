@@ -132,10 +132,7 @@ async def open_eviction_components(
 
     With `kubelet` the pods are those of a container runtime. Raises Unavailable.
     """
-    from agent.eviction.plugins.rootfs_pressure import (  # noqa: PLC0415 - only agents that evict
-        OVERUSE_NAME,
-        PRESSURE_NAME,
-    )
+    from agent.eviction.plugins import rootfs_overuse, rootfs_pressure  # noqa: PLC0415 - only agents that evict
     from agent.eviction.soft_eviction_notifier import SoftEvictionNotifier  # noqa: PLC0415
 
     sinks: list[CycleSink] = []
@@ -174,7 +171,7 @@ async def open_eviction_components(
     if kubelet and (socket := find_runtime_socket(config.kubelet.runtime_socket)) is not None:
         from agent.eviction.writable_layers import WritableLayers  # noqa: PLC0415 - gRPC is 12 MiB
 
-        needed = partial(evictor.is_enabled, PRESSURE_NAME, OVERUSE_NAME)
+        needed = partial(evictor.is_enabled, rootfs_pressure.NAME, rootfs_overuse.NAME)
         layers = WritableLayers(socket, config.kubelet.timeout_s, needed)
         evictor.rootfs = layers.use
         tasks.begin(layers.name, layers.run)

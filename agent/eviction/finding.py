@@ -111,6 +111,21 @@ def rank_candidates(
     return tuple(EvictionCandidate(pod=pod, grace_s=grace_s) for pod in ranked)
 
 
+def candidates_until_released(
+    release: float, ranked: Sequence[Pod], amount: Callable[[Pod], float | None], grace_s: float | None
+) -> tuple[EvictionCandidate, ...]:
+    """Returns the first pods that together release the amount; a pod without a known amount releases nothing."""
+    chosen = []
+    for pod in ranked:
+        if release <= 0:
+            break
+        freed = amount(pod)
+        if freed:
+            chosen.append(EvictionCandidate(pod=pod, grace_s=grace_s))
+            release -= freed
+    return tuple(chosen)
+
+
 def rank_by_memory(
     pods: Iterable[Pod],
     size: Callable[[Pod], float | None],

@@ -17,21 +17,24 @@ from agent.eviction.finding import PLUGIN_FAILED, EvictionFinding, missing_input
 from agent.eviction.plugins import (
     cpu_pressure_load,
     cpu_pressure_suppression,
-    koordinator_evict,
+    koordinator_cpu_evict,
+    koordinator_memory_evict,
     network_eviction,
     node_power_pressure,
     numa_cpu_pressure,
     numa_memory_pressure,
     numa_sys_cpu_pressure,
     oomd_pressure,
+    reclaimed_numa_resource_pressure,
     reclaimed_resource_pressure,
+    rootfs_overuse,
     rootfs_pressure,
     rss_overuse,
     system_memory_pressure,
 )
 from agent.eviction.plugins.cpu_pressure_load import CpuLoadState
 from agent.eviction.plugins.cpu_pressure_suppression import CpuSuppressionState
-from agent.eviction.plugins.koordinator_evict import KoordinatorCpuState
+from agent.eviction.plugins.koordinator_cpu_evict import KoordinatorCpuState
 from agent.eviction.plugins.network_eviction import NetworkEvictionState
 from agent.eviction.plugins.node_power_pressure import NodePowerEvictionState
 from agent.eviction.plugins.numa_cpu_pressure import NumaCpuState
@@ -187,14 +190,16 @@ class _Plugin(NamedTuple):
 
 _PLUGINS: Mapping[str, _Plugin] = {
     reclaimed_resource_pressure.NAME: _Plugin(reclaimed_resource_pressure.evaluate_reclaimed, "reclaimed"),
-    reclaimed_resource_pressure.NUMA_NAME: _Plugin(reclaimed_resource_pressure.evaluate_reclaimed_numa, "reclaimed"),
+    reclaimed_numa_resource_pressure.NAME: _Plugin(
+        reclaimed_numa_resource_pressure.evaluate_reclaimed_numa, "reclaimed"
+    ),
     numa_memory_pressure.NAME: _Plugin(numa_memory_pressure.evaluate_numa_memory, "numa_memory", "numa_memory"),
     system_memory_pressure.NAME: _Plugin(
         system_memory_pressure.evaluate_system_memory, "system_memory", "system_memory"
     ),
     rss_overuse.NAME: _Plugin(rss_overuse.evaluate_rss_overuse, "rss"),
-    rootfs_pressure.PRESSURE_NAME: _Plugin(rootfs_pressure.evaluate_rootfs_pressure, "rootfs_pressure"),
-    rootfs_pressure.OVERUSE_NAME: _Plugin(rootfs_pressure.evaluate_rootfs_overuse, "rootfs_overuse"),
+    rootfs_pressure.NAME: _Plugin(rootfs_pressure.evaluate_rootfs_pressure, "rootfs_pressure"),
+    rootfs_overuse.NAME: _Plugin(rootfs_overuse.evaluate_rootfs_overuse, "rootfs_overuse"),
     network_eviction.NAME: _Plugin(network_eviction.evaluate_network, "network", "network"),
     cpu_pressure_load.NAME: _Plugin(cpu_pressure_load.evaluate_cpu_load, "load", "load"),
     cpu_pressure_suppression.NAME: _Plugin(
@@ -202,10 +207,10 @@ _PLUGINS: Mapping[str, _Plugin] = {
     ),
     numa_cpu_pressure.NAME: _Plugin(numa_cpu_pressure.evaluate_numa_cpu, "numa_cpu", "numa_cpu"),
     numa_sys_cpu_pressure.NAME: _Plugin(numa_sys_cpu_pressure.evaluate_numa_sys_cpu, "numa_sys", "numa_sys"),
-    koordinator_evict.CPU_NAME: _Plugin(
-        koordinator_evict.evaluate_koordinator_cpu, "koordinator_cpu", "koordinator_cpu"
+    koordinator_cpu_evict.NAME: _Plugin(
+        koordinator_cpu_evict.evaluate_koordinator_cpu, "koordinator_cpu", "koordinator_cpu"
     ),
-    koordinator_evict.MEMORY_NAME: _Plugin(koordinator_evict.evaluate_koordinator_memory, "koordinator_memory"),
+    koordinator_memory_evict.NAME: _Plugin(koordinator_memory_evict.evaluate_koordinator_memory, "koordinator_memory"),
     oomd_pressure.NAME: _Plugin(oomd_pressure.evaluate_oomd, "oomd", "oomd"),
     node_power_pressure.NAME: _Plugin(node_power_pressure.evaluate_node_power, "", "power"),
 }

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.components import open_kubelet
+from agent.components import ClusterConnection, open_kubelet
 from agent.config.config import AgentConfig
+from agent.eviction.runner import EvictionRunner
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.pods.pod_spec import PodParsingContext
+from api.decision import ActMode
 from api.interfaces import Unavailable
 from common.supervised_tasks import SupervisedTasks
 from tests.agent.sensors.pods.kubelet_objects import Cgroups, listing, pod
@@ -32,12 +34,14 @@ async def test_pods_are_there_at_once_and_nothing_is_left_behind(tmp_path: Path)
         return web.Response(body=listing(pod("web")))
 
     async with serving(kubelet) as url:
-        text = {"kubelet": {"url": url, "runtimeSocket": f"unix://{tmp_path}/c.sock", "intervalS": 0.2}}
+        text = {
+            "kubelet": {"url": url, "runtimeSocket": f"unix://{tmp_path}/c.sock", "intervalS": 0.2},
+            "eviction": {"pluginSockets": f"{tmp_path}/plugins"},
+        }
         async with AsyncExitStack() as stack:
-            hierarchy = Hierarchy(v1={}, v2=tmp_path / "cgroup")
-            pods, probes = await open_kubelet(
-                msgspec.convert(text, AgentConfig), PodParsingContext(), hierarchy, SupervisedTasks(stack)
-            )
+            hierarchy, tasks = Hierarchy(v1={}, v2=tmp_path / "cgroup"), SupervisedTasks(stack)
+            config = msgspec.convert(text, AgentConfig)
+            pods, probes = await open_kubelet(config, PodParsingContext(), hierarchy, tasks)
             (actual,) = pods.read()
             assert [each.cgroup for each in actual.containers] == [path]
             assert [(probe.name, probe.form, probe.problem()) for probe in probes] == [
@@ -46,6 +50,11 @@ async def test_pods_are_there_at_once_and_nothing_is_left_behind(tmp_path: Path)
                 ("kubelet-managers", "unknown", None),
             ]
             assert probes[0].read({}).cgroups == {}
+            # External eviction plugins receive the text of the kubelet.
+            runner = EvictionRunner(config, None)
+            await ClusterConnection("", tmp_path).join(config, ActMode.ON, runner, tasks, pods)
+            assert runner.pod_details is pods
+            assert b'"name":"web"' in runner.pod_details.manifest("uid-web").replace(b" ", b"")
         assert [task for task in asyncio.all_tasks() if "Tending" in repr(task.get_coro())] == []
     await server.stop()
 

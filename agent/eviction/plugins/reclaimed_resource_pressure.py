@@ -1,4 +1,4 @@
-"""Plugins reclaimed-resource-pressure, per node and per NUMA node: requests exceed a multiple of headroom.
+"""Plugin reclaimed-resource-pressure-eviction-plugin: requests exceed a multiple of the headroom.
 The soft thresholds apply to pods that request notices; Katalyst defines those settings and never reads them. Pure.
 """
 
@@ -26,7 +26,6 @@ from api.pod import Pod
 from api.quantity import format_bytes
 
 NAME = "reclaimed-resource-pressure-eviction-plugin"
-NUMA_NAME = "reclaimed-numa-resource-pressure-eviction-plugin"
 CPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 MEMORY = "resource.katalyst.kubewharf.io/reclaimed_memory"
 
@@ -41,30 +40,15 @@ def evaluate_reclaimed(inputs: EvictionInputs, config: ReclaimedPressureConfig) 
     if headroom is None:
         return (missing_input_finding(NAME, "The headroom of reclaimed pods"),)
     return (
-        _evaluate_resource(NAME, CPU, CPU, pods, headroom.cores, config),
-        _evaluate_resource(NAME, MEMORY, MEMORY, pods, headroom.memory_bytes, config),
+        evaluate_resource(NAME, CPU, CPU, pods, headroom.cores, config),
+        evaluate_resource(NAME, MEMORY, MEMORY, pods, headroom.memory_bytes, config),
     )
 
 
-def evaluate_reclaimed_numa(inputs: EvictionInputs, config: ReclaimedPressureConfig) -> tuple[EvictionFinding, ...]:
-    """Returns the findings of the reclaimed pods that are bound to a NUMA node, against the headroom there."""
-    pods, headroom = [pod for pod in reclaimed_pods(inputs.running_pods) if pod.bound_numa], inputs.headroom
-    if not pods:
-        return (not_met_finding(NUMA_NAME, "no_bound_pods", "No reclaimed pod is bound to a NUMA node."),)
-    if headroom is None:
-        return (missing_input_finding(NUMA_NAME, "The headroom of reclaimed pods by NUMA node"),)
-    findings = []
-    for node in sorted({node for pod in pods for node in pod.bound_numa}):
-        here = [pod for pod in pods if node in pod.bound_numa]
-        cores, memory = headroom.cores_by_numa.get(node), headroom.memory_by_numa.get(node)
-        findings.append(_evaluate_resource(NUMA_NAME, f"zone{node}|{CPU}", CPU, here, cores, config))
-        findings.append(_evaluate_resource(NUMA_NAME, f"zone{node}|{MEMORY}", MEMORY, here, memory, config))
-    return tuple(findings)
-
-
-def _evaluate_resource(
+def evaluate_resource(
     plugin: str, scope: str, resource: str, pods: Sequence[Pod], headroom: float | None, config: ReclaimedPressureConfig
 ) -> EvictionFinding:
+    """Returns the finding of one plugin and resource, on the node or on the NUMA node that `scope` names."""
     if headroom is None:
         return missing_input_finding(plugin, "The headroom of reclaimed pods", scope)
     cpu = resource == CPU

@@ -166,6 +166,15 @@ def test_the_workload_is_the_controller_of_the_pod(
     assert decode_pod_list(text, KubeletPodList()).items["u1"].pod.workload == workload
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_pods_text_is_kept_if_plugins_need_it(keep: bool) -> None:
+    pod_text = (
+        b'{"metadata": {"name": "web-0", "uid": "u1"}, "spec": {"nodeName": "n1", "containers": [{"name": "c"}]}}'
+    )
+    listing = decode_pod_list(b'{"items": [' + pod_text + b"]}", KubeletPodList(), keep_manifests=keep)
+    assert listing.items["u1"].manifest == (pod_text if keep else b"")
+
+
 async def test_records_of_shared_pods_are_loaded_while_a_built_in_plugin_needs_them() -> None:
     server = FakeApiServer({f"{BUDGETS}/b": budget("b", selector())})
     async with server.client() as client:

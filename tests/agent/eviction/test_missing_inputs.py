@@ -132,6 +132,7 @@ def last_victim_s(name: str, hide: Hide) -> int | None:
     for second in range(0, COMPLETE_S + HIDDEN_S + 1, STEP_S):
         at = everything(100.0 + second)
         evictions, memory = evaluate_evictions(at if second <= COMPLETE_S else hide(at), memory, alone(name))
+        assert {each.plugin for each in evictions.thresholds} == {name}
         memory = msgspec.structs.replace(memory, sent=(), evicted_at_ns={})
         last = second - COMPLETE_S if evictions.victims else last
     return last

@@ -30,7 +30,7 @@ NODE = {0: 24, 1: 24}
 WHY = Reason(rule="r", text="t")
 
 
-def as_the_stock_plugin_checks(answer: Any, message: Any, cpus_by_numa: dict[int, int]) -> None:
+def check_as_stock_plugin(answer: Any, message: Any, cpus_by_numa: dict[int, int]) -> None:
     """Check an answer like validator_cpu_advisor.go and GetBlocks of katalyst-core v0.5.47."""
     blocks_by_id: dict[str, tuple[int, int]] = {}
     for entry in answer.entries.values():
@@ -76,7 +76,7 @@ def test_pools_of_two_nodes_one_bound() -> None:
     headroom = Headroom(cores=20.5, cores_by_numa={1: 12.0, 0: 8.5}, reason=WHY)
     inputs = CpuAdviceInputs(sizes=sizes, pods=(web, bound, batch), cpus_by_numa=NODE, headroom=headroom)
     got = encode_cpu_advice(message, inputs)
-    as_the_stock_plugin_checks(got, message, NODE)
+    check_as_stock_plugin(got, message, NODE)
     assert blocks(got, "share") == {-1: [6]}
     assert blocks(got, "share-NUMA1") == {1: [8]}
     assert blocks(got, "reclaim") == {-1: [18], 1: [16]}
@@ -121,7 +121,7 @@ def test_a_reserve_without_cpus_has_one_block() -> None:
     put_pool(message, "reserve", {})
     sizes = (PoolSize(pool="share", cpus=6), PoolSize(pool="reclaim", cpus=42))
     got = encode_cpu_advice(message, CpuAdviceInputs(sizes=sizes, pods=(), cpus_by_numa=NODE))
-    as_the_stock_plugin_checks(got, message, NODE)
+    check_as_stock_plugin(got, message, NODE)
     assert blocks(got, "reserve") == {-1: [0]}
 
 
@@ -141,7 +141,7 @@ def test_reserved_cpus_of_the_plugin_are_repeated() -> None:
         PoolSize(pool="reclaim", numa=0, cpus=0, overlap={"dedicated-ns/db": 5}),
     )
     got = encode_cpu_advice(message, CpuAdviceInputs(sizes=sizes, pods=(db,), cpus_by_numa=NODE))
-    as_the_stock_plugin_checks(got, message, NODE)
+    check_as_stock_plugin(got, message, NODE)
     assert blocks(got, "u-db", "main") == blocks(got, "u-db", "proxy") == {0: [5, 18]}
     assert blocks(got, "interrupt") == {}
     # Our advisor knew of 24 CPUs on node 1, of which the plugin keeps two: reclaimed pods give way.
@@ -165,7 +165,7 @@ def test_unbound_pools_overlap_nodes_that_are_all_bound() -> None:
         PoolSize(pool="reclaim", numa=1, cpus=4),
     )
     got = encode_cpu_advice(request(), CpuAdviceInputs(sizes=sizes, pods=(), cpus_by_numa=NODE))
-    as_the_stock_plugin_checks(got, request(), NODE)
+    check_as_stock_plugin(got, request(), NODE)
     assert blocks(got, "share") == {0: [3], 1: [4, 8]}
     assert blocks(got, "reclaim") == {-1: [], 0: [1], 1: [4, 4]}
 
@@ -245,7 +245,7 @@ def test_advice_survives_encoding_and_decoding(
     room = {0: 70, 1: 40}
     inputs = CpuAdviceInputs(sizes=sizes, pods=(apart,), cpus_by_numa=room)
     got = encode_cpu_advice(message, inputs)
-    as_the_stock_plugin_checks(got, message, room)
+    check_as_stock_plugin(got, message, room)
     back = decode_cpu_advice(got, (apart,), room, None)
     key = lambda size: (size.pool, size.numa)  # noqa: E731 - one use
     assert sorted(back.cpu.sizes, key=key) == sorted(sizes, key=key)

@@ -12,8 +12,9 @@ import pytest
 
 from agent.advisor.engine import PolicyState
 from agent.config.config import AgentConfig
+from agent.eviction.eviction_records import EvictionRecords
 from agent.eviction.runner import EvictionRunner
-from agent.katalyst.external_evictions import ExternalEvictionPlugins
+from agent.katalyst.external_evictions import ExternalEvictionPlugins, RecordLoader, no_records
 from agent.katalyst.plugin_registration import PluginIdentity, PluginRegistration
 from agent.katalyst.pod_message import encode_pod
 from api.eviction import EvictionResult
@@ -23,6 +24,7 @@ from common.grpc_unix import GrpcService, serve_on_socket
 from tests.agent.eviction.builders import S, pod, situation
 from tests.agent.eviction.test_runner import FakePodEvictor
 from tests.agent.katalyst.test_eviction_plugin_clients import SERVICE, handlers, hard
+from tests.builders.api_server import FakeApiServer
 from tests.builders.four_cpu_node import busy_cycle
 
 BATCH, OTHER = pod("batch"), pod("other")
@@ -64,12 +66,12 @@ async def offered(
 class Manager:
     """The eviction manager of a node with these pods, and the plugins at the sockets."""
 
-    def __init__(self, directory: Path, **eviction: object) -> None:
+    def __init__(self, directory: Path, records: RecordLoader = no_records, **eviction: object) -> None:
         answers = {"eviction": {"pluginSockets": str(directory), "skippedLabels": ["spare"], "burst": 10, **eviction}}
         config = msgspec.convert(answers, AgentConfig)
         self.pod_evictor, self.at_s = FakePodEvictor(), 100
         self.evictor = EvictionRunner(config, self.pod_evictor)
-        self.external_findings = ExternalEvictionPlugins(config.eviction, lambda: self.at_s * S)
+        self.external_findings = ExternalEvictionPlugins(config.eviction, lambda: self.at_s * S, records=records)
         self.evictor.external_findings = self.external_findings.findings
         self.snapshot = situation(self.at_s, PODS).snapshot
         self.external_findings.publish(msgspec.structs.replace(busy_cycle(), snapshot=self.snapshot))
@@ -117,6 +119,26 @@ async def test_a_threshold_has_to_last_for_the_plugins_grace_period(tmp_path: Pa
     assert [(item.condition.name, item.condition.effects) for item in result.conditions] == [
         ("MemoryPressure", ("NoSchedule",))
     ]
+
+
+async def test_the_plugin_receives_the_disruption_budget_of_its_candidate(tmp_path: Path) -> None:
+    """From the API server to the GetTopEvictionPods request on the socket."""
+    budget = {
+        "metadata": {"name": "b", "namespace": "default"},
+        "spec": {"selector": {}},
+        "status": {"disruptionsAllowed": 2, "currentHealthy": 9, "desiredHealthy": 7, "expectedPods": 10},
+    }
+    server = FakeApiServer({"/apis/policy/v1/namespaces/default/poddisruptionbudgets/b": budget})
+    requests: list[Any] = []
+    met = hard()
+    met.candidate_pods.append(encode_pod(BATCH))
+    async with server.client() as client, offered(tmp_path, requests=requests, ThresholdMet=met):
+        records = EvictionRecords(client, lambda _uid: "default/Deployment/batch", lambda: False)
+        await Manager(tmp_path, records.load).run_cycle()
+    assert [pod.metadata.uid for pod in requests[-1].active_pods] == [BATCH.uid]
+    (record,) = requests[-1].candidate_eviction_records
+    assert (record.uid, record.has_pdb, record.disruptions_allowed, record.expected_pods) == (BATCH.uid, True, 2, 10)
+    assert [bucket.count for bucket in record.buckets.list] == [0] * 13
 
 
 async def test_a_condition_of_get_evict_pods_applies_without_pods(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def decode_values(got: svc.GetAdviceResponse) -> tuple[dict[str, dict[str, str]]
     return pods, {item.cgroup_path: dict(item.calculation_result.values) for item in got.extra_entries}
 
 
-WORDS = {
+KNOB_KEYS = {
     "limit of a container": ("/kubepods/web", Knob.MEMORY_MAX, str(GI), {"memory_limit_in_bytes": str(GI)}),
     "no limit": ("/kubepods/besteffort", Knob.MEMORY_MAX, "max", {"memory_limit_in_bytes": "-1"}),
     "high of a group": ("/kubepods/besteffort", Knob.MEMORY_HIGH, "4096", {"memory_high": "4096"}),
@@ -62,13 +62,13 @@ WORDS = {
     "offloading": ("/kubepods/web", Knob.MEMORY_RECLAIM, "8192", {"memory_offloading": "8192"}),
     "swap": ("/kubepods/web", Knob.SWAP_MAX, "max", {"swap_max": "true", "memory_offloading": "0"}),
     "no swap": ("/kubepods/burstable", Knob.SWAP_MAX, "0", {"swap_max": "false", "memory_offloading": "0"}),
-    "a knob that has no word": ("/kubepods/web", Knob.MEMORY_LOW, "1", {}),
+    "a knob that has no key": ("/kubepods/web", Knob.MEMORY_LOW, "1", {}),
 }
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", KNOB_KEYS)
 def test_each_knob_request_has_its_key(name: str) -> None:
-    cgroup, knob, value, expected = WORDS[name]
+    cgroup, knob, value, expected = KNOB_KEYS[name]
     pods, others = decode_values(
         encode_memory_advice(advice_request(), advice((cgroup, knob, value)), (WEB, BATCH), None)
     )
@@ -157,7 +157,7 @@ def test_a_stock_answer_is_decoded() -> None:
     assert got.policy == "katalyst"
 
 
-HOSTILE = {
+INVALID_ANSWERS = {
     "a limit of words": (
         "",
         {"memory_limit_in_bytes": "1Gi"},
@@ -178,9 +178,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", INVALID_ANSWERS)
 def test_an_invalid_answer_is_rejected(name: str) -> None:
-    path, values, text = HOSTILE[name]
+    path, values, text = INVALID_ANSWERS[name]
     answer = svc.GetAdviceResponse()
     answer.extra_entries.add(cgroup_path=path).calculation_result.values.update(values)
     with pytest.raises(UnusableMessage, match=text):

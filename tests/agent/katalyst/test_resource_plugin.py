@@ -88,7 +88,7 @@ def cpus(answer: plugin.ResourceAllocationResponse) -> tuple[int, ...]:
     return parse_cpu_list(answer.allocation_result.resource_allocation["cpu"].allocation_result)
 
 
-async def test_options_and_what_is_not_offered(wire: Wire) -> None:
+async def test_options_and_methods_that_are_not_offered(wire: Wire) -> None:
     options = await wire.call("GetResourcePluginOptions", plugin.Empty())
     assert (options.with_topology_alignment, options.need_reconcile, options.pre_start_required) == (True, True, False)
     with pytest.raises(MethodNotOffered):
@@ -185,7 +185,7 @@ async def test_a_dedicated_pod_has_whole_nodes_and_its_sidecar_runs_there(wire: 
     assert (message.aggregated_quantity, len(message.topology_aware_quantity_list)) == (0, 0)
 
 
-async def test_shared_pods_that_are_too_many_are_refused_with_the_numbers(wire: Wire) -> None:
+async def test_shared_pods_beyond_the_node_are_refused_with_the_numbers(wire: Wire) -> None:
     wire.plugin.update(admission_inputs(pod("web", cores=40)))
     with pytest.raises(CallRefused, match=r"ns/more requests 8 CPUs; 6 of 46 are left for shared pods"):
         await wire.call("Allocate", resource_request("more", 8))
@@ -221,7 +221,7 @@ async def test_cycles_retain_admitted_containers(wire: Wire) -> None:
     assert "u-db" not in wire.plugin.merge_into(without_db.state).pod_entries, "its CPUs are not kept for five minutes"
 
 
-async def test_a_pod_that_never_comes_is_forgotten(wire: Wire) -> None:
+async def test_an_admitted_pod_that_is_never_listed_expires(wire: Wire) -> None:
     """Another plugin refused the pod without a RemovePod call: its CPUs are free again after five minutes."""
     inputs = admission_inputs(pod("web", cores=2))
     wire.plugin.update(inputs)
@@ -232,7 +232,7 @@ async def test_a_pod_that_never_comes_is_forgotten(wire: Wire) -> None:
     assert "u-db" not in wire.plugin.merge_into(inputs.state).pod_entries
 
 
-async def test_allocatable_is_what_is_not_reserved(wire: Wire) -> None:
+async def test_allocatable_excludes_reserved_cpus(wire: Wire) -> None:
     wire.plugin.update(admission_inputs(pod("web")))
     got = await wire.call("GetTopologyAwareAllocatableResources", plugin.GetTopologyAwareAllocatableResourcesRequest())
     message = got.allocatable_resources["cpu"]
@@ -274,7 +274,7 @@ def test_both_keys_of_a_quantity(resource: str, key: str, level: str, amount: fl
     assert requested_quantity(message, resource, QoSLevel(level)) == expected
 
 
-HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+INVALID_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "no uid": ({"pod_uid": ""}, "pod_uid is empty"),
     "no container": ({"container_name": ""}, "container_name is empty"),
     "another resource": (
@@ -285,9 +285,9 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         {"key": "resource.katalyst.kubewharf.io/net_bandwidth"},
         r"net_bandwidth\] does not belong to the plugin of cpu",
     ),
-    "below nothing": ({"amount": -1.0}, r"resource_requests\[cpu\] is -1\.0"),
+    "negative": ({"amount": -1.0}, r"resource_requests\[cpu\] is -1\.0"),
     "no number": ({"amount": float("nan")}, r"is nan"),
-    "beyond numbers": ({"amount": float("inf")}, r"is inf"),
+    "infinite": ({"amount": float("inf")}, r"is inf"),
     "no level": (
         {"annotations": {LEVEL: "best"}},
         r"annotations: annotation katalyst\.kubewharf\.io/qos_level: 'best' is not a QoS",
@@ -295,15 +295,15 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-async def test_what_cannot_be_read_names_its_field(wire: Wire, name: str) -> None:
-    fields, text = HOSTILE[name]
+@pytest.mark.parametrize("name", INVALID_REQUESTS)
+async def test_an_invalid_request_names_its_field(wire: Wire, name: str) -> None:
+    fields, text = INVALID_REQUESTS[name]
     wire.plugin.update(admission_inputs(pod("web")))
     with pytest.raises(CallRefused, match=text):
         await wire.call("Allocate", resource_request(**{"name": "x", **fields}))
 
 
-def test_two_quantities_are_one_too_many() -> None:
+def test_a_request_of_two_quantities_is_refused() -> None:
     message = resource_request("x")
     message.resource_requests[MILLI] = 1
     with pytest.raises(UnusableMessage, match="resource_requests has 2 entries"):
@@ -321,11 +321,8 @@ async def test_a_watcher_and_a_kubelet_find_the_plugin(tmp_path: Path) -> None:
         return plugin.Empty()
 
     registry = GrpcService(plugin.DESCRIPTOR.services_by_name["Registration"], {"Register": take})
-    plugin_server, registration = (
-        ResourcePluginServer(),
-        PluginRegistration(PluginIdentity(kind="ResourcePlugin", name="cpu")),
-    )
-    endpoint = PluginEndpoint(tmp_path / "qrm_cpu.sock", registration, plugin_server.services("cpu"), OPTIONS)
+    registration = PluginRegistration(PluginIdentity(kind="ResourcePlugin", name="cpu"))
+    endpoint = PluginEndpoint(tmp_path / "qrm_cpu.sock", registration, ResourcePluginServer().services("cpu"), OPTIONS)
     await endpoint.ensure()
     assert (endpoint.problem, registered) == (None, [])
     kubelet = await serve_on_socket(tmp_path / "kubelet.sock", (registry,))
@@ -384,7 +381,7 @@ async def test_a_refused_registration_is_reported_and_repeated(tmp_path: Path) -
         await register_plugin(tmp_path / "kubelet.sock", "cpu.sock", "cpu", OPTIONS)
 
 
-def test_a_pod_is_put_together_from_its_requests() -> None:
+def test_a_pod_accumulates_its_requests() -> None:
     first = parse_admission_request(
         resource_request("web", 2, annotations=BOUND, nodes=[1]), "cpu", None, AnnotationMapping()
     )

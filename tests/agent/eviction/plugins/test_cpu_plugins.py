@@ -21,13 +21,13 @@ from agent.eviction.finding import EvictionFinding
 from agent.eviction.plugins import (
     cpu_pressure_load,
     cpu_pressure_suppression,
-    koordinator_evict,
+    koordinator_cpu_evict,
     numa_cpu_pressure,
     numa_sys_cpu_pressure,
 )
 from agent.eviction.plugins.cpu_pressure_load import CpuLoadState
 from agent.eviction.plugins.cpu_pressure_suppression import CpuSuppressionState
-from agent.eviction.plugins.koordinator_evict import KoordinatorCpuState
+from agent.eviction.plugins.koordinator_cpu_evict import KoordinatorCpuState
 from agent.eviction.plugins.numa_cpu_pressure import (
     NumaCpuState,
     evicted_per_hour,
@@ -470,7 +470,7 @@ def play_koordinator(
             100.0 + i, pods, samples={name: {"cpu_usage_ns": round(value * i * S)} for name, value in used.items()},
             node={"cpu": times}, pools={"reclaim": tuple(pool)}, **more,
         )  # fmt: skip
-        findings, memory = koordinator_evict.evaluate_koordinator_cpu(at, memory, config)
+        findings, memory = koordinator_cpu_evict.evaluate_koordinator_cpu(at, memory, config)
     return {each.threshold.scope: each for each in findings}
 
 

@@ -17,14 +17,16 @@ from agent.config.eviction import (
 from agent.eviction.eviction_inputs import EvictionInputs
 from agent.eviction.finding import EvictionFinding
 from agent.eviction.plugins import (
-    koordinator_evict,
+    koordinator_cpu_evict,
+    koordinator_memory_evict,
     numa_memory_pressure,
     oomd_pressure,
+    reclaimed_numa_resource_pressure,
     reclaimed_resource_pressure,
     rss_overuse,
     system_memory_pressure,
 )
-from agent.eviction.plugins.koordinator_evict import KoordinatorCpuState
+from agent.eviction.plugins.koordinator_cpu_evict import KoordinatorCpuState
 from agent.eviction.plugins.numa_memory_pressure import NumaMemoryPressureState
 from agent.eviction.plugins.oomd_pressure import OomdState
 from agent.eviction.plugins.system_memory_pressure import SystemMemoryPressureState
@@ -64,7 +66,7 @@ def evaluate_reclaimed(at: EvictionInputs) -> tuple[EvictionFinding, ...]:
 
 
 def koordinator_memory(at: EvictionInputs) -> EvictionFinding:
-    return koordinator_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]
+    return koordinator_memory_evict.evaluate_koordinator_memory(at, KoordinatorMemoryConfig())[0]
 
 
 def free_memory(at: EvictionInputs, config: SystemMemoryConfig | None = None) -> EvictionFinding:
@@ -102,7 +104,7 @@ def test_zero_headroom_evicts_no_pod() -> None:
     at = situation(pods=[pod("a", cores=64, memory=64 * GIB, numa=(0,))], headroom=nothing)
     actual = (
         *evaluate_reclaimed(at),
-        *reclaimed_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig()),
+        *reclaimed_numa_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig()),
     )
     assert [each.threshold.reason.rule for each in actual] == ["nothing_promised"] * 4
     assert [names(each) for each in actual] == [[]] * 4
@@ -115,7 +117,7 @@ def test_koordinators_allocatable_rule_ignores_zero_headroom(cores: float, rule:
         situation(pods=[pod("a", cores=1)], headroom=headroom(cores)),
         KoordinatorCpuConfig(allocatable_threshold=1.5),
     )
-    actual, _ = koordinator_evict.evaluate_koordinator_cpu(at, KoordinatorCpuState(), config)
+    actual, _ = koordinator_cpu_evict.evaluate_koordinator_cpu(at, KoordinatorCpuState(), config)
     (by_headroom,) = [each for each in actual if each.threshold.scope == "cpu-allocatable"]
     assert (by_headroom.threshold.reason.rule, bool(names(by_headroom))) == (rule, cores > 0)
 
@@ -156,7 +158,7 @@ def test_requests_by_numa_node() -> None:
     at = situation(pods=pods, headroom=headroom(None, cores_by_numa={0: 1.0, 1: 2.0}), numa=2)
     actual = {
         each.threshold.scope: each
-        for each in reclaimed_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig())
+        for each in reclaimed_numa_resource_pressure.evaluate_reclaimed_numa(at, ReclaimedPressureConfig())
     }
     cpu = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
     assert actual[f"zone0|{cpu}"].threshold.met is HARD

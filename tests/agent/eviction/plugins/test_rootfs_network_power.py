@@ -7,7 +7,7 @@ import pytest
 from agent.config.eviction import FilesystemThreshold, NicEvictionConfig, RootfsOveruseConfig, RootfsPressureConfig
 from agent.eviction.eviction_inputs import EvictionInputs, RootfsUse
 from agent.eviction.finding import EvictionFinding
-from agent.eviction.plugins import network_eviction, node_power_pressure, rootfs_pressure
+from agent.eviction.plugins import network_eviction, node_power_pressure, rootfs_overuse, rootfs_pressure
 from agent.eviction.plugins.network_eviction import NIC_ANNOTATION, NetworkEvictionState
 from agent.eviction.plugins.node_power_pressure import NodePowerEvictionState
 from api.advice import PowerAction, PowerActionKind
@@ -93,7 +93,7 @@ def test_an_unknown_file_system_is_a_missing_input() -> None:
     ],
 )
 def test_overuse(amount: FilesystemThreshold, used: int, over: bool) -> None:
-    actual = rootfs_pressure.evaluate_rootfs_overuse(disk(0, web=used), RootfsOveruseConfig(shared=amount))[0]
+    actual = rootfs_overuse.evaluate_rootfs_overuse(disk(0, web=used), RootfsOveruseConfig(shared=amount))[0]
     assert names(actual) == (["web"] if over else [])
 
 
@@ -101,11 +101,11 @@ def test_the_largest_writers_of_the_configured_levels() -> None:
     used = {"batch": 50 * GIB, "cron": 60 * GIB, "web": 70 * GIB}
     both = (QoSLevel.SHARED, QoSLevel.RECLAIMED)
     amounts = {"shared": FilesystemThreshold(ratio=0.2), "reclaimed": FilesystemThreshold(ratio=0.2)}
-    assert names(rootfs_pressure.evaluate_rootfs_overuse(disk(0, **used), RootfsOveruseConfig(**amounts))[0]) == ["web"]
+    assert names(rootfs_overuse.evaluate_rootfs_overuse(disk(0, **used), RootfsOveruseConfig(**amounts))[0]) == ["web"]
     config = RootfsOveruseConfig(**amounts, levels=both, count=2)
-    assert names(rootfs_pressure.evaluate_rootfs_overuse(disk(0, **used), config)[0]) == ["web", "cron"]
+    assert names(rootfs_overuse.evaluate_rootfs_overuse(disk(0, **used), config)[0]) == ["web", "cron"]
     elsewhere = RootfsOveruseConfig(**amounts, levels=both, count=2, shared_namespaces=("other",))
-    assert names(rootfs_pressure.evaluate_rootfs_overuse(disk(0, **used), elsewhere)[0]) == ["cron", "batch"]
+    assert names(rootfs_overuse.evaluate_rootfs_overuse(disk(0, **used), elsewhere)[0]) == ["cron", "batch"]
 
 
 def cards(

@@ -1,27 +1,27 @@
-"""Plugins koordinator-cpu-evict and koordinator-memory-evict: Koordinator's eviction rules.
-It is pure. They release a computed amount at once, from the lowest priority up, and then cool down.
+"""Plugin koordinator-cpu-evict: Koordinator's rules for the CPU of reclaimed pods and of the node.
+It is pure. A rule releases a computed amount at once, from the lowest priority up, and then cools down.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
 import msgspec
 
-from agent.config.eviction import KoordinatorCpuConfig, KoordinatorMemoryConfig
+from agent.config.eviction import KoordinatorCpuConfig
 from agent.eviction.eviction_inputs import (
     NS_PER_S,
     EvictionInputs,
     reclaimed_pods,
     requested_reclaimed_cores,
-    unreclaimable_bytes,
 )
 from agent.eviction.finding import (
     EvictionCandidate,
     EvictionFinding,
+    candidates_until_released,
     make_threshold,
     mean,
     missing_input_finding,
@@ -31,16 +31,15 @@ from agent.eviction.sample_window import CpuSample, is_sample_due, pod_cpu_use, 
 from api.advice import NOT_NUMA_BOUND
 from api.eviction import ThresholdMet
 from api.pod import Pod
-from api.qos import QoSLevel
-from api.quantity import format_bytes
 from api.rates import delta
 
-CPU_NAME, MEMORY_NAME = "koordinator-cpu-evict", "koordinator-memory-evict"
-SATISFACTION, ALLOCATABLE, NODE, MEMORY = "be-satisfaction", "cpu-allocatable", "node-cpu", "node-memory"
+NAME = "koordinator-cpu-evict"
+SATISFACTION, ALLOCATABLE, NODE = "be-satisfaction", "cpu-allocatable", "node-cpu"
 RECLAIM = "reclaim"
 SMALL_CORES = 1.0
 """Cores below which the CPU of reclaimed pods counts as used up."""
 DEFAULT_RELEASE_MARGIN = 0.02
+"""Koordinator releases down to two percent below a threshold, unless a lower bound is configured."""
 MAX_SATISFACTION = 0.6
 SAMPLE_S = 1.0
 MIN_WINDOW_RATIO = 1 / 3
@@ -75,7 +74,7 @@ def evaluate_koordinator_cpu(
         state = _add_sample(inputs, state, config)
     left = list(reclaimed_pods(inputs.running_pods))
     if not left:
-        return (not_met_finding(CPU_NAME, "no_reclaimed_pods", "There are no reclaimed pods."),), state
+        return (not_met_finding(NAME, "no_reclaimed_pods", "There are no reclaimed pods."),), state
     findings = []
     for rule in (_evaluate_satisfaction, _evaluate_allocatable, _evaluate_node_cpu):
         finding = rule(inputs, state, left, config)
@@ -132,7 +131,7 @@ def _evaluate_satisfaction(
     samples = [each for each in state.window if each.used is not None and each.allowed_cores is not None]
     request = sum(requested_reclaimed_cores(pod) for pod in pods)
     if not _has_enough_samples(samples, state, config.window_s) or request <= 0:
-        return missing_input_finding(CPU_NAME, "CPU that reclaimed pods use, may use and requested", SATISFACTION)
+        return missing_input_finding(NAME, "CPU that reclaimed pods use, may use and requested", SATISFACTION)
     pairs = [(each.used or 0.0, each.allowed_cores or 0.0) for each in samples]
     views = [(mean([use for use, _ in pairs]), mean([may for _, may in pairs])), pairs[-1]]
     busy = all(may < SMALL_CORES or use / may >= config.usage_ratio for use, may in views)
@@ -149,8 +148,8 @@ def _evaluate_satisfaction(
             _evictable_pods(inputs, pods), key=lambda pod: (pod.priority, -_request_use_ratio(state, pod), pod.key)
         )
         release = request * (config.satisfaction_upper - observed)
-        victims = _release_until(release, ranked, requested_reclaimed_cores, config.grace_s)
-    return _finding(CPU_NAME, SATISFACTION, _ThresholdNumbers(lower, observed, met, below=True), text, victims, config)
+        victims = candidates_until_released(release, ranked, requested_reclaimed_cores, config.grace_s)
+    return _finding(SATISFACTION, _ThresholdNumbers(lower, observed, met, below=True), text, victims, config)
 
 
 def _evictable_pods(inputs: EvictionInputs, pods: Sequence[Pod]) -> list[Pod]:
@@ -170,23 +169,23 @@ def _evaluate_allocatable(
     threshold, headroom = config.allocatable_threshold, inputs.headroom
     if threshold is None:
         return not_met_finding(
-            CPU_NAME,
+            NAME,
             "not_configured",
             "Requests above the headroom are not evaluated: the setting is off.",
             ALLOCATABLE,
         )
     if headroom is None or headroom.cores is None:
-        return missing_input_finding(CPU_NAME, "The headroom of reclaimed pods", ALLOCATABLE)
+        return missing_input_finding(NAME, "The headroom of reclaimed pods", ALLOCATABLE)
     if headroom.cores <= 0:
         text = "The headroom of reclaimed pods is 0, and that alone evicts no pod."
-        return not_met_finding(CPU_NAME, "nothing_promised", text, ALLOCATABLE)
+        return not_met_finding(NAME, "nothing_promised", text, ALLOCATABLE)
     request, bound = sum(requested_reclaimed_cores(pod) for pod in pods), threshold * headroom.cores
     text = f"Reclaimed pods requested {request:.2f} cores; the headroom is {headroom.cores:.2f}, the threshold is {bound:.2f}."
     ranked = sorted(
         _evictable_pods(inputs, pods), key=lambda pod: (pod.priority, -requested_reclaimed_cores(pod), pod.key)
     )
-    victims = _release_until(request - bound, ranked, requested_reclaimed_cores, config.grace_s)
-    return _finding(CPU_NAME, ALLOCATABLE, _ThresholdNumbers(bound, request, request > bound), text, victims, config)
+    victims = candidates_until_released(request - bound, ranked, requested_reclaimed_cores, config.grace_s)
+    return _finding(ALLOCATABLE, _ThresholdNumbers(bound, request, request > bound), text, victims, config)
 
 
 def _evaluate_node_cpu(
@@ -195,11 +194,11 @@ def _evaluate_node_cpu(
     threshold, capacity = config.node_threshold, len(inputs.snapshot.topology.cpus)
     if threshold is None:
         return not_met_finding(
-            CPU_NAME, "not_configured", "CPU use of the node is not evaluated: the setting is off.", NODE
+            NAME, "not_configured", "CPU use of the node is not evaluated: the setting is off.", NODE
         )
     samples = [each for each in state.window if each.node is not None]
     if not _has_enough_samples(samples, state, config.window_s) or not capacity:
-        return missing_input_finding(CPU_NAME, "CPU use of the node", NODE)
+        return missing_input_finding(NAME, "CPU use of the node", NODE)
     # A terminating pod still uses CPU, which the latest sample includes, so the next victim waits for the cool-down.
     observed = min(mean([each.node or 0.0 for each in samples]), samples[-1].node or 0.0) / capacity
     lower = threshold - DEFAULT_RELEASE_MARGIN if config.node_lower is None else config.node_lower
@@ -209,50 +208,8 @@ def _evaluate_node_cpu(
         _evictable_pods(inputs, pods), key=lambda pod: (pod.priority, -state.pods.get(pod.key, 0.0), pod.key)
     )
     release = capacity * (observed - lower) if met else 0.0
-    victims = _release_until(release, ranked, lambda pod: state.pods.get(pod.key), config.grace_s)
-    return _finding(CPU_NAME, NODE, _ThresholdNumbers(threshold, observed, met), text, victims, config)
-
-
-def evaluate_koordinator_memory(inputs: EvictionInputs, config: KoordinatorMemoryConfig) -> tuple[EvictionFinding, ...]:
-    """Evaluates memory in use against the node's memory; memory of terminating pods counts as free."""
-    meminfo = inputs.snapshot.node.meminfo
-    total, available = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
-    going = [unreclaimable_bytes(inputs, pod) for pod in inputs.terminating_pods]
-    freed = [size for size in going if size is not None]
-    if not total or available is None or len(freed) < len(going):
-        return (
-            missing_input_finding(MEMORY_NAME, "memory in use, or the part of it that terminating pods hold,", MEMORY),
-        )
-    in_use = total - available - sum(freed)
-    observed, threshold = in_use / total, config.threshold
-    lower = threshold - DEFAULT_RELEASE_MARGIN if config.lower is None else config.lower
-    pods = [pod for pod in inputs.running_pods if pod.qos is QoSLevel.RECLAIMED or not config.reclaimed_only]
-    sizes = {pod.key: unreclaimable_bytes(inputs, pod) for pod in pods}
-    ranked = sorted(
-        _evictable_pods(inputs, pods),
-        key=lambda pod: (pod.qos is not QoSLevel.RECLAIMED, pod.priority, -(sizes[pod.key] or 0.0), pod.key),
-    )
-    met = observed >= threshold
-    used = f"{format_bytes(in_use)} of {format_bytes(total)} memory are in use, {observed:.1%}"
-    text = f"{used}; the threshold is {threshold:.0%}."
-    release = in_use - lower * total if met else 0.0
-    victims = _release_until(release, ranked, lambda pod: sizes[pod.key], config.grace_s)
-    return (_finding(MEMORY_NAME, MEMORY, _ThresholdNumbers(threshold, observed, met), text, victims, config),)
-
-
-def _release_until(
-    release: float, ranked: Sequence[Pod], amount: Callable[[Pod], float | None], grace_s: float | None
-) -> tuple[EvictionCandidate, ...]:
-    """Returns the first pods that together release the amount; a pod without a known amount releases nothing."""
-    chosen = []
-    for pod in ranked:
-        if release <= 0:
-            break
-        freed = amount(pod)
-        if freed:
-            chosen.append(EvictionCandidate(pod=pod, grace_s=grace_s))
-            release -= freed
-    return tuple(chosen)
+    victims = candidates_until_released(release, ranked, lambda pod: state.pods.get(pod.key), config.grace_s)
+    return _finding(NODE, _ThresholdNumbers(threshold, observed, met), text, victims, config)
 
 
 class _ThresholdNumbers(NamedTuple):
@@ -263,15 +220,14 @@ class _ThresholdNumbers(NamedTuple):
 
 
 def _finding(
-    plugin: str,
     scope: str,
     numbers: _ThresholdNumbers,
     text: str,
     victims: tuple[EvictionCandidate, ...],
-    config: KoordinatorCpuConfig | KoordinatorMemoryConfig,
+    config: KoordinatorCpuConfig,
 ) -> EvictionFinding:
     threshold = make_threshold(
-        plugin, ThresholdMet.HARD if numbers.met else ThresholdMet.NOT_MET, scope,
+        NAME, ThresholdMet.HARD if numbers.met else ThresholdMet.NOT_MET, scope,
         value=numbers.value, observed=numbers.observed,
         below=numbers.below, text=text, inputs={"victims": len(victims)},
     )  # fmt: skip
@@ -280,6 +236,6 @@ def _finding(
         candidates=victims,
         direct=True,
         forced=True,
-        kind="memory" if plugin == MEMORY_NAME else "cpu",
+        kind="cpu",
         cool_down_s=config.cool_down_s,
     )
