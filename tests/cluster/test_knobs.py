@@ -1,5 +1,5 @@
-"""Acting on a stock kubelet: what policies decide is in the kernel's files, from a container's first instruction on; what
-others reset is repaired and counted; and everything is put back at the end."""
+"""Acting on a stock kubelet: limits hold from a container's first instruction on, external changes are repaired and counted,
+and everything is restored at the end."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ LEVELS = {
 
 
 class Pods:
-    """Those of one test, on one node."""
+    """The pods of one test, on one node."""
 
     def __init__(self, node: Node, server: Server, namespace: str, cluster: Cluster) -> None:
         self.node, self._server, self._namespace, self._cluster = node, server, namespace, cluster
         self._uids: dict[str, str] = {}
 
     def run(self, name: str) -> None:
-        """And wait until it runs: it is of the level that its name up to a number has in LEVELS."""
+        """Create a pod and wait until it runs; its name, without a number at the end, selects its level in LEVELS."""
         level, qos, requests = LEVELS[name.rstrip("0123456789")]
         guaranteed = not qos
         resources = {"requests": requests, **({"limits": requests} if guaranteed else {})}
@@ -74,7 +74,7 @@ class Pods:
         wait(f"pod {name}", lambda: self._server.ask("GET", f"{path}/{name}")["status"]["phase"] == "Running")
 
     def read_output(self, name: str) -> list[str]:
-        """List of CPUs, shares and quota as its first instructions found them."""
+        """Return CPUs, shares and quota as the container's first instructions read them."""
         logs = ("logs", "--namespace", self._namespace, name)
         wait(f"what {name} says", lambda: self._cluster.kubectl(*logs).count("\n") >= len(FILES))
         return self._cluster.kubectl(*logs).split()
@@ -88,7 +88,7 @@ class Pods:
         return result / knob
 
     def lives(self, name: str) -> bool:
-        """Whether its container runs now."""
+        """Return whether the container runs."""
         try:
             return self.file(name, FILES[0]).exists()
         except (ValueError, OSError):
@@ -101,7 +101,7 @@ class Pods:
         return self.file(name, FILES[0]).parent.name
 
     def cpus(self, name: str) -> set[int]:
-        """Those that it may use now."""
+        """Return the CPUs that the pod may use."""
         return set(parse_cpu_list(self.now(name)[0]))
 
 
@@ -141,7 +141,7 @@ def agent_with(pods: Pods, tmp_path: Path, settings: dict[str, Any], *names: str
 
 
 def apart(pods: Pods, text: str, other: str) -> bool:
-    """Whether their CPUs are disjoint."""
+    """Return whether the CPUs of two pods are disjoint."""
     return not pods.cpus(text) & pods.cpus(other)
 
 
@@ -203,7 +203,7 @@ def test_what_only_the_runtime_knows_of_a_killed_agent_is_put_back_by_the_next(p
 
 @contextmanager
 def another_plugin(node: Node, index: str, **cpu: Any) -> Iterator[None]:
-    """One that sets this of every container that is made."""
+    """Register another NRI plugin, which sets these CPU fields of every new container."""
 
     def synchronized(request: Any) -> nri.SynchronizeResponse:
         there.set()
@@ -375,7 +375,7 @@ def test_doctor_says_what_can_be_talked_to(pods: Pods, tmp_path: Path) -> None:
 
 
 def _update(pods: Pods, name: str, **linux: object) -> tuple[str, ...]:
-    """A command that changes a container as the kubelet does, when it runs in the node."""
+    """Return a command for the node that updates a container as the kubelet does."""
     code = """
 import asyncio, sys
 from pathlib import Path
