@@ -89,7 +89,7 @@ def test_a_terminal_without_our_characters_gets_others_and_json_stays_as_it_is(f
 
 def test_a_lack_of_descriptors_ends_with_one_line() -> None:
     script = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12)); {MAIN}"
-    done = run(["agent", "--listen", "127.0.0.1:0", "--duration", "1"], "", script)
+    done = run(["agent", "--listen", "127.0.0.1:0", "--duration", "30"], "", script)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "dioptase: Too many open files: raise the limit: ulimit -n 1024"
     assert "Traceback" not in done.stderr

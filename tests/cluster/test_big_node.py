@@ -1,5 +1,4 @@
-"""The page docs/big-node.md, command by command: a whole cluster in a guest with 48 CPUs, two NUMA nodes and version 2
-cgroups."""
+"""Runs the commands of docs/big-node.md: a whole cluster in a guest with 48 CPUs, two NUMA nodes and version 2 cgroups."""
 
 from __future__ import annotations
 
@@ -32,9 +31,8 @@ COLUMNS = "reclaimed_millicpu | reclaimed_memory | CPUs by pod | memory in use"
 
 
 def patch_early() -> None:
-    """Make the kernel patch now what it patches in its own code when the first cgroup has a quota and the first packet is
-    filtered. Emulated CPUs (seen with QEMU 7.2) may hang in the trap that is there for a moment; no other CPU
-    runs that code yet."""
+    """Make the kernel patch its code now, for the first quota and the first packet filter. Emulated CPUs (QEMU 7.2) may hang
+    in the temporary trap; no other CPU runs that code yet."""
     limited = ROOT / "limited"
     limited.mkdir()
     (limited / "cpu.max").write_text("50000 100000")
@@ -46,7 +44,7 @@ def patch_early() -> None:
 
 @pytest.fixture
 def cluster(capsys: pytest.CaptureFixture[str]) -> Iterator[Cluster]:
-    """One node, in the guest's memory; all of it goes with the guest, but for what its programs said."""
+    """A cluster of one node in the guest's memory; only the logs are copied out."""
     patch_early()
     (ROOT / "system.slice/cpuset.cpus").write_text(SYSTEM_CPUS)
     # The guest's root is an overlay, on which containerd can lay none of its own.
@@ -65,7 +63,7 @@ def cluster(capsys: pytest.CaptureFixture[str]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def agent(cluster: Cluster, tmp_path: Path) -> Agent:
-    """Acting on the node, with the page's settings."""
+    """An agent that acts on the node, with the page's settings."""
     node = cluster.nodes[0]
     archive = tmp_path / "busybox.tar"
     images.write(archive, {BUSYBOX: ()})
@@ -78,7 +76,7 @@ def agent(cluster: Cluster, tmp_path: Path) -> Agent:
 
 
 def row(server: Server, node: str) -> str:
-    """What is so now, as the API server and the kernel have it: a line of a table for people."""
+    """Return the current amounts of the API server and the kernel as a row of a printed table."""
     reclaimable = resource(server, node)["status"]["resources"]["allocatable"]
     amounts = [reclaimable[f"resource.katalyst.kubewharf.io/reclaimed_{name}"] for name in ("millicpu", "memory")]
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -88,36 +86,36 @@ def row(server: Server, node: str) -> str:
 
 
 def uptime() -> str:
-    """Seconds since the kernel began."""
+    """Return the seconds since the kernel booted."""
     return Path("/proc/uptime").read_text().split(".")[0]
 
 
 def resident_kib(agent: Agent) -> int:
-    """Memory of its process."""
+    """Return the resident memory of the agent's process."""
     status = Path(f"/proc/{agent.pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0])
 
 
 def resource(server: Server, node: str) -> Any:
-    """The node's CustomNodeResource."""
+    """Return the node's CustomNodeResource."""
     return server.ask("GET", f"/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/{node}")
 
 
 def cpus_by_pod(server: Server) -> dict[str, str]:
-    """By pod, the CPUs that the kernel gives its container."""
+    """Return the effective CPUs of the pods' containers by pod."""
     pods = server.ask("GET", "/api/v1/namespaces/default/pods")["items"]
     return {pod["metadata"]["name"]: (group(pod) / "cpuset.cpus.effective").read_text().strip() for pod in pods}
 
 
 def group(pod: Any) -> Path:
-    """The cgroup of its container."""
+    """Return the cgroup of the pod's container."""
     container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
     (result,) = (ROOT / USUAL).glob(f"**/pod{pod['metadata']['uid']}/{container}")
     return result
 
 
 def zones(node: Any) -> dict[str, str]:
-    """CPUs by socket and NUMA node, as CustomNodeResource has them."""
+    """Return the CPUs by socket and NUMA node in a CustomNodeResource."""
     return {
         f"{socket['name']}/{numa['name']}": numa["resources"]["capacity"]["cpu"]
         for socket in node["status"]["topologyZone"]

@@ -1,4 +1,4 @@
-"""Programs of a cluster: which are compiled, which are found, and what is said where one is missing."""
+"""Programs of a cluster: which ones are compiled or used from the distribution, and errors for missing ones."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _versions = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def node(own_cluster: Cluster, cluster: Cluster | ExternalCluster, definitions: Server) -> Iterator[Cluster]:
-    """A cluster with a node that has its CustomNodeConfig, as a controller would make it."""
+    """A cluster with a node and the CustomNodeConfig that a controller would create."""
     for path, kind, group in ((CNCS, "CustomNodeConfig", "config"), (CNRS, "CustomNodeResource", "node")):
         head = {"apiVersion": f"{group}.katalyst.kubewharf.io/v1alpha1", "kind": kind, "metadata": {"name": "node1"}}
         refused = definitions.refusal("POST", path, head)
@@ -50,7 +50,7 @@ def node(own_cluster: Cluster, cluster: Cluster | ExternalCluster, definitions: 
 
 @pytest.fixture(scope="module")
 def pods(node: Cluster) -> Iterator[tuple[Pod, Pod]]:
-    """An online one and a reclaimed one."""
+    """An online pod and a reclaimed pod."""
     account = f"/api/v1/namespaces/{CONSENT}/serviceaccounts/default"
     wait("the service account", lambda: node.server.ask("GET", account))
     limits = {"requests": {"cpu": "200m", "memory": "32Mi"}, "limits": {"cpu": "500m", "memory": "64Mi"}}
@@ -63,7 +63,7 @@ def pods(node: Cluster) -> Iterator[tuple[Pod, Pod]]:
 
 @pytest.fixture(scope="module")
 def agent(node: Cluster, pods: tuple[Pod, Pod], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """Acts."""
+    """An acting agent, which must restore everything at the end."""
     folder = tmp_path_factory.mktemp("agent")
     account = Account(node, "dioptase-agent", CONSENT, folder)
     before = [pod.knobs() for pod in pods]
@@ -77,7 +77,7 @@ def agent(node: Cluster, pods: tuple[Pod, Pod], tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(autouse=True)
-def nobody_left(agent: Agent, pods: tuple[Pod, Pod]) -> Iterator[None]:
+def no_pod_lost(agent: Agent, pods: tuple[Pod, Pod]) -> Iterator[None]:
     """Check that no pod was evicted and none was lost."""
     yield
     assert all(pod.untouched for pod in pods)
@@ -85,8 +85,8 @@ def nobody_left(agent: Agent, pods: tuple[Pod, Pod]) -> Iterator[None]:
     assert agent.ask("/api/v1/evictions?limit=10") == []
 
 
-def tell(server: Server, config: dict[str, Any], name: str = "all") -> str:
-    """Make the node apply this object, as a controller would; returns its hash."""
+def apply_config(server: Server, config: dict[str, Any], name: str = "all") -> str:
+    """Make the node apply this configuration, as a controller would; return its hash."""
     path = f"{within(CONSENT, ADMINS)}/{name}"
     if is_deleted(server, path):
         server.ask("POST", within(CONSENT, ADMINS), an_admin(name, config))
@@ -128,7 +128,7 @@ def rounds_go_on(agent: Agent, count: int = 3) -> None:
 
 @contextmanager
 def watched(pod: Pod) -> Iterator[list[float]]:
-    """Every moment, ten times a second, at which a pod did not give way. By its files alone: the API server may be away."""
+    """Sample the pod's cpu.idle ten times a second; yield the times at which it was not set."""
     files = [group / "cpu.idle" for group in pod.cgroups()]
     ended, moments = threading.Event(), []
 
@@ -161,7 +161,7 @@ def away(node: Cluster) -> Iterator[None]:
 def test_applied_configuration_stays_while_the_api_server_is_away_also_for_a_new_agent(
     node: Cluster, agent: Agent, pods: tuple[Pod, Pod]
 ) -> None:
-    first = tell(node.server, reserved(1))
+    first = apply_config(node.server, reserved(1))
     wait("it is applied", lambda: applies(agent, first))
     with watched(pods[1]) as moments, away(node):
         rounds_go_on(agent)
@@ -172,7 +172,7 @@ def test_applied_configuration_stays_while_the_api_server_is_away_also_for_a_new
         assert applies(agent, first), "from the state directory"
         rounds_go_on(agent)
     assert moments == []
-    second = tell(node.server, reserved(2))
+    second = apply_config(node.server, reserved(2))
     wait("it is heard again", lambda: applies(agent, second))
     wait("and reported to", lambda: "cnr" not in agent.troubles())
 
@@ -180,7 +180,7 @@ def test_applied_configuration_stays_while_the_api_server_is_away_also_for_a_new
 @pytest.mark.long
 def test_a_history_that_is_forgotten_and_an_object_that_is_gone_cost_nothing(node: Cluster, agent: Agent) -> None:
     server = node.server
-    old = tell(server, reserved(1))
+    old = apply_config(server, reserved(1))
     wait("it is applied", lambda: applies(agent, old))
     with away(node):
         pass
@@ -188,7 +188,7 @@ def test_a_history_that_is_forgotten_and_an_object_that_is_gone_cost_nothing(nod
         server.ask("PATCH", f"{CNRS}/node1", {"metadata": {"labels": {"version": str(number)}}}, MERGE)
     node.compact()  # the agent's watch would go on from before
     server.ask("DELETE", f"{CNRS}/node1")
-    new = tell(server, reserved(2))
+    new = apply_config(server, reserved(2))
     wait("what is new is heard", lambda: applies(agent, new))
     agent.end(signal.SIGKILL)  # what it wrote is not to be written again for minutes; a new one finds that out at once
     agent.again()
@@ -282,7 +282,7 @@ def test_hostile_objects_are_refused_by_the_fields_path_and_the_last_good_one_st
     node: Cluster, agent: Agent
 ) -> None:
     server, pid = node.server, agent.pid
-    good = tell(server, reserved(1))
+    good = apply_config(server, reserved(1))
     wait("it is applied", lambda: applies(agent, good))
     samples = 0
     for number, (what, (config, field)) in enumerate(HOSTILE.items()):
@@ -304,7 +304,7 @@ def test_hostile_objects_are_refused_by_the_fields_path_and_the_last_good_one_st
     point(server, *({"configName": LARGE[:253], "configNamespace": CONSENT, "hash": str(n)} for n in range(2000)))
     wait("no such object is said", lambda: "dynamic-config" in agent.troubles())
     rounds_go_on(agent)
-    good = tell(server, reserved(1))
+    good = apply_config(server, reserved(1))
     wait("it goes on", lambda: applies(agent, good), 90)
     assert agent.pid == pid
 

@@ -107,7 +107,7 @@ def test_only_what_a_cluster_made_is_its_own(tmp_path: Path) -> None:
 
 
 def traces(number: int) -> list[str]:
-    """Whatever there is of a cluster on this machine."""
+    """Return all traces of a cluster on this machine."""
     names = Names(number)
     run = f"{names.run}/"
     results = [str(path) for path in cgroups.mine(names)]
@@ -128,7 +128,7 @@ def traces(number: int) -> list[str]:
 
 
 def owned(pid: int) -> set[int]:
-    """Clusters of a process, which may have ended."""
+    """Return the clusters of a process, which may have ended."""
     owners = {number: owner_of(Names(number)) for number in known_clusters()}
     return {number for number, owner in owners.items() if owner is not None and owner.pid == pid}
 

@@ -1,4 +1,4 @@
-"""Our client against a real API server: watches that go on, bookmarks, fields with owners, leases, and budgets of pods."""
+"""The product's client and a real API server: resumed watches, bookmarks, field owners, leases, and disruption budgets."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def leading(replicas: list[Controller]) -> Controller:
 
 @contextmanager
 def nodes(server: Server, prefix: str, count: int, **labels: str) -> Iterator[list[str]]:
-    """Node objects without kubelets; removed at the end."""
+    """Create Node objects without kubelets; they are deleted at the end."""
     names = [f"{prefix}{number}" for number in range(count)]
     for name in names:
         server.ask("POST", NODES, {"metadata": {"name": name, "labels": {**SELECTED_LABELS, **labels}}})
@@ -94,7 +94,7 @@ def nodes(server: Server, prefix: str, count: int, **labels: str) -> Iterator[li
 
 @contextmanager
 def configured(server: Server, kcc: dict[str, Any], *objects: dict[str, Any]) -> Iterator[None]:
-    """The kind is configuration, with these objects of it; afterwards nothing of it is left, finalizers included."""
+    """Create a KatalystCustomConfig and these objects; at the end all are deleted, and their finalizers are released."""
     kccs, admins = within(CONSENT, KCCS), within(CONSENT, ADMINS)
     server.ask("POST", kccs, kcc)
     try:
@@ -110,8 +110,8 @@ def configured(server: Server, kcc: dict[str, Any], *objects: dict[str, Any]) ->
         wait("no KatalystCustomConfig is left", lambda: not server.ask("GET", kccs)["items"])
 
 
-def holds(seconds: float, check: Callable[[], bool]) -> None:
-    """It is so all the time."""
+def assert_stays(seconds: float, check: Callable[[], bool]) -> None:
+    """Assert that the check holds all the time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         assert check()
@@ -126,7 +126,7 @@ def taints(server: Server, node: str) -> set[tuple[str, ...]]:
 def a_pod_on(
     server: Server, node: str, name: str, level: str = "reclaimed_cores", pods: str = PODS, **labels: str
 ) -> str:
-    """Create a pod object without a kubelet; returns its address."""
+    """Create a pod object without a kubelet; return its path."""
     container = {"name": "main", "image": "none", "command": ["none"]}
     annotations = {"katalyst.kubewharf.io/qos_level": level}
     metadata = {"name": name, "labels": labels, "annotations": annotations}
@@ -135,14 +135,14 @@ def a_pod_on(
     return f"{pods}/{name}"
 
 
-def be(server: Server, pod: str, ready: bool) -> None:
+def set_ready(server: Server, pod: str, ready: bool) -> None:
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True" if ready else "False"}]}
     server.ask("PATCH", f"{pod}/status", {"status": status}, MERGE)
 
 
 @pytest.fixture
 def pods(server: Server, replicas: list[Controller]) -> Iterator[None]:
-    """What tests put on nodes goes at once."""
+    """Delete the tests' pods without grace at the end."""
     for pods in (PODS, ELSEWHERE):
         account = pods.replace("/pods", "/serviceaccounts")
         refused = server.refusal("POST", account, {"metadata": {"name": "default"}})
@@ -194,7 +194,7 @@ def test_a_rollout_reaches_canaries_first_and_stops_when_paused(
         status = server.ask("GET", path)["status"]
         assert (status["canaryNodes"], status["currentHash"]) == (3, new.split()[1])
         change(server, path, paused=True, updateStrategy={"rollingUpdate": {"canary": 7}})
-        holds(1.5, lambda: len(with_the_new()) == 3)
+        assert_stays(1.5, lambda: len(with_the_new()) == 3)
         change(server, path, paused=False)
         wait("seven are updated", lambda: len(with_the_new()) == 7)
 
@@ -226,7 +226,7 @@ def test_labels_go_by_priority_and_two_for_one_node_stop_the_kind(
         assert (status, reason) == ("False", "ValidateFailed")
         assert "zone" in message
         change(server, f"{admins}/everybody", config=lending("9"))
-        holds(1.5, lambda: configured_object(server, other) == before)
+        assert_stays(1.5, lambda: configured_object(server, other) == before)
         server.ask("DELETE", f"{admins}/overlap")
         wait("it goes on", lambda: configured_object(server, other) == f"everybody {config_hash(lending('9'), {})}")
         short = {"nodeNames": [other], "lastDuration": "2s"}
@@ -288,10 +288,10 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
         # Created by a user with the right to create pods, not by an installer of agents.
         spoofed = a_pod_on(server, sick, SPOOFED, "system_cores", ELSEWHERE, app="agent")
         for pod in (*agents.values(), batch, web, other, rest, spoofed):
-            be(server, pod, ready=True)
+            set_ready(server, pod, ready=True)
         metrics = leading(replicas)
         wait("all agents are well", lambda: "dioptase_lifecycle_unwell_nodes 0.0" in metrics.text("/metrics"))
-        be(server, agents[sick], ready=False)
+        set_ready(server, agents[sick], ready=False)
         wait("the taint", lambda: taints(server, sick) == {TAINT})
         assert "deletionTimestamp" not in server.ask("GET", batch)["metadata"], "first no new ones, later the old ones"
         wait("the reclaimed pod is evicted", lambda: "deletionTimestamp" in server.ask("GET", batch)["metadata"])
@@ -300,13 +300,13 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
         for pod in (rest, web, other, agents[sick]):
             assert "deletionTimestamp" not in server.ask("GET", pod)["metadata"], pod
         assert [taints(server, node) for node in well] == [set(), set()]
-        be(server, agents[sick], ready=True)
+        set_ready(server, agents[sick], ready=True)
         wait("the taint goes at once", lambda: not taints(server, sick), 3)
         # All nodes at once are a configuration error.
         for pod in agents.values():
-            be(server, pod, ready=False)
+            set_ready(server, pod, ready=False)
         wait("a halt", lambda: 'dioptase_lifecycle_halt{reason="full"} 1.0' in metrics.text("/metrics"))
-        holds(6, lambda: not any(taints(server, node) for node in (sick, *well)))
+        assert_stays(6, lambda: not any(taints(server, node) for node in (sick, *well)))
         assert "deletionTimestamp" not in server.ask("GET", other)["metadata"]
         server.ask("DELETE", f"/apis/policy/v1/namespaces/{CONSENT}/poddisruptionbudgets/kept")
 
@@ -314,8 +314,8 @@ def test_a_node_without_its_agent_is_tainted_then_emptied_and_well_again_at_once
 MILLICPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 
 
-def promise(server: Server, node: str, millicpu: str) -> None:
-    """What its agent writes, with what every pod needs."""
+def report_reclaimable(server: Server, node: str, millicpu: str) -> None:
+    """Write a node's capacity and reclaimable CPU, as its agent and kubelet do."""
     amounts = {"pods": "10", "cpu": "8", "memory": "8Gi", MILLICPU: millicpu}
     server.ask("PATCH", f"{NODES}/{node}/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE)
 
@@ -326,7 +326,7 @@ def node_millicpu(server: Server, node: str) -> list[str | None]:
 
 
 def a_batch_pod(server: Server, name: str, kind: str) -> Callable[[], str]:
-    """One that the stock scheduler places, on nodes of that kind; says where it is, or why it is nowhere."""
+    """Create a pod for the stock scheduler; return a function that returns its node, or why it is not scheduled."""
     amount = {MILLICPU: "1000"}
     container = {"name": "main", "image": "none", "resources": {"requests": amount, "limits": amount}}
     spec = {
@@ -353,25 +353,25 @@ def test_a_stock_scheduler_places_no_reclaimed_pod_on_a_node_whose_agent_is_gone
     with nodes(server, "gone", 1, kind="gone") as (sick,), nodes(server, "there", 2) as well:
         agents = {node: a_pod_on(server, node, f"agent-{node}", "system_cores", app="agent") for node in (sick, *well)}
         for pod in agents.values():
-            be(server, pod, ready=True)
+            set_ready(server, pod, ready=True)
         for node in (sick, *well):
-            promise(server, node, "4k")
+            report_reclaimable(server, node, "4k")
         first = a_batch_pod(server, "first", "gone")
         wait("it is placed", lambda: first() == sick)
-        be(server, agents[sick], ready=False)
+        set_ready(server, agents[sick], ready=False)
         wait("the node reports no headroom", lambda: node_millicpu(server, sick) == [None, None])
         assert taints(server, sick) == {TAINT}
         wait("the pod on it is evicted", lambda: "deletionTimestamp" in server.ask("GET", f"{PODS}/first")["metadata"])
         server.ask("DELETE", f"{PODS}/first", {"gracePeriodSeconds": 0})
         second = a_batch_pod(server, "second", "gone")
         wait("it is placed nowhere", lambda: f"Insufficient {MILLICPU}" in second())
-        holds(3, lambda: f"Insufficient {MILLICPU}" in second())
+        assert_stays(3, lambda: f"Insufficient {MILLICPU}" in second())
         assert [node_millicpu(server, node) for node in well] == [["4k", "4k"]] * 2
-        be(server, agents[sick], ready=True)
+        set_ready(server, agents[sick], ready=True)
         wait("the taint goes", lambda: not taints(server, sick))
-        promise(server, sick, "3k")
+        report_reclaimable(server, sick, "3k")
         wait("its agent reports headroom again", lambda: second() == sick)
-        holds(3, lambda: node_millicpu(server, sick) == ["3k", "3k"])
+        assert_stays(3, lambda: node_millicpu(server, sick) == ["3k", "3k"])
 
 
 @pytest.mark.long
@@ -381,7 +381,7 @@ def test_a_leader_killed_with_the_api_server_is_followed_by_the_other_and_nothin
     server = definitions
     with nodes(server, "away", 2) as names, configured(server, a_kcc(), an_admin("all", lending("1"))):
         for name in names:
-            be(server, a_pod_on(server, name, f"agent-{name}", "system_cores", app="agent"), ready=True)
+            set_ready(server, a_pod_on(server, name, f"agent-{name}", "system_cores", app="agent"), ready=True)
         batch = a_pod_on(server, names[0], "batch")
         wait("the node is updated", lambda: configured_object(server, names[1]) is not None)
         first = leading(replicas)

@@ -41,7 +41,7 @@ def named(kind: KatalystKind, version: KindVersion, body: dict[str, Any]) -> dic
 
 
 def stored(server: Server, kind: KatalystKind, version: KindVersion, body: dict[str, Any]) -> dict[str, Any]:
-    """The object as it is read after its parts were written: the status by its own way, where it has one."""
+    """Write an object and its status, by the subresource if there is one, and return it as the API server has it."""
     path = collection(kind, version)
     created = named(kind, version, body)
     server.ask("POST", path, created)
@@ -58,7 +58,7 @@ def stored(server: Server, kind: KatalystKind, version: KindVersion, body: dict[
 
 
 def missing(sent: Any, got: Any, path: str = "") -> list[str]:
-    """What was sent and did not come back; what the server added, such as defaults, is no loss."""
+    """Return what was sent and is missing in the response; additions of the server, such as defaults, do not count."""
     if isinstance(sent, dict) and isinstance(got, dict):
         absent = [f"{path}.{name}" for name in sent if name not in got]
         return absent + [

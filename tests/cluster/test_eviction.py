@@ -26,7 +26,7 @@ CreatedPod = Mapping[str, Any]
 
 
 def settings(cluster: Cluster, **eviction: object) -> dict[str, Any]:
-    """Of an agent that does nothing but to have pods leave, as soon as it may."""
+    """Return the settings of an agent that only evicts, as early as possible."""
     (node,) = cluster.nodes
     return {
         "intervalS": 0.5,
@@ -64,12 +64,12 @@ def node(own_cluster: Cluster, cluster: object, tmp_path: Path) -> Node:
 
 
 def reclaimed(name: str, memory: str = "1Mi", **labels: str) -> dict[str, Any]:
-    """A pod that uses more than a part of what it requests."""
+    """Return a reclaimed pod whose use exceeds a small share of its request."""
     return a_pod(name, "reclaimed_cores", resources={"requests": {"memory": memory}}, **labels)
 
 
 def create_running_pod(server: Server, namespace: str, pod: dict[str, Any]) -> CreatedPod:
-    """Made, and running."""
+    """Create a pod and wait until it is ready."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     created: CreatedPod = server.ask("POST", path, pod)
 
@@ -82,7 +82,7 @@ def create_running_pod(server: Server, namespace: str, pod: dict[str, Any]) -> C
 
 
 def there(server: Server, created: CreatedPod) -> CreatedPod | None:
-    """The very pod, if it is there."""
+    """Return this pod, by its uid; None if it does not exist."""
     meta = created["metadata"]
     try:
         result: CreatedPod = server.ask("GET", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}")
@@ -100,7 +100,7 @@ def stays(server: Server, created: CreatedPod) -> bool:
 
 
 def kills(agent: Agent, created: CreatedPod) -> list[tuple[str, str]]:
-    """What became of it so far: reasons and messages."""
+    """Return reasons and messages of the pod's eviction events so far."""
     meta = created["metadata"]
     entries = json.loads(agent.get(f"/api/v1/evictions?pod={meta['namespace']}/{meta['name']}"))
     return [(entry["kill"]["reason"], entry["kill"]["message"]) for entry in entries if entry["kill"]]
@@ -111,7 +111,7 @@ def reasons(agent: Agent, created: CreatedPod) -> list[str]:
 
 
 def events(cluster: Cluster, created: CreatedPod) -> list[CreatedPod]:
-    """Those of the pod, as kubectl has them."""
+    """Return the agent's events of the pod in the API."""
     meta = created["metadata"]
     text = cluster.kubectl(
         "get", "events", "--namespace", meta["namespace"], "--sort-by=.lastTimestamp", "--output=json",
@@ -121,7 +121,7 @@ def events(cluster: Cluster, created: CreatedPod) -> list[CreatedPod]:
 
 
 def guarded(server: Server, namespace: str, **labels: str) -> str:
-    """Path of a budget that lets none of these pods go, once that is so."""
+    """Create a budget that protects these pods, wait until it is in force, and return its path."""
     budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": labels}}
     server.ask("POST", budgets, {"metadata": {"name": "all"}, "spec": spec})

@@ -1,4 +1,4 @@
-"""What the eviction manager says to a real API server, which needs no node for that: evictions by uid, and taints."""
+"""Requests of the eviction manager to a real API server without nodes: evictions by uid, and taints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREFIX = "node.katalyst.kubewharf.io/"
 
 
 def create_pod(server: Server, namespace: str) -> Pod:
-    """A pod that no node runs, for there is none; also the account that every pod needs."""
+    """Create a pod that no node runs, and the account that every pod needs."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     try:
         server.ask("POST", accounts, {"metadata": {"name": "default"}})

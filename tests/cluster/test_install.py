@@ -1,4 +1,4 @@
-"""The chart on a real cluster: installed, looked at from all sides, upgraded, rolled back, and taken away again."""
+"""The chart on a real cluster: installed, checked, upgraded, rolled back and uninstalled."""
 
 from __future__ import annotations
 
@@ -59,12 +59,11 @@ RARE = {
     AuditedRequest(CONFIG, "customnodeconfigs", "delete"): "only once its node is gone",
     AuditedRequest(CONFIG, "customnodeconfigs", "create"): "an apply asks for it where the object is missing",
 }
-"""Rights that are granted and not used in this run, with the reason; `kinds` of configuration are all as the one that is
-tried."""
+"""Rights that are granted and not used in this run, with the reason. Of the kinds of configuration only one is used."""
 
 
 class Installed(NamedTuple):
-    """One release, and what was there before it."""
+    """One release, and the knobs before it."""
 
     cluster: Cluster
     server: Server
@@ -102,7 +101,7 @@ class Installed(NamedTuple):
         return first["status"]["podIP"], 9102 if component == "agent" else 9316
 
     def get(self, path: str, token: str = "", component: str = "agent") -> tuple[int, str]:
-        """Over TLS, believing in the authority of the chart's Secret and the name in the certificate."""
+        """Request a path over TLS, verified by the authority in the chart's Secret and the name in the certificate."""
         secret = self.server.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-tls")["data"]
         context = ssl.create_default_context(cadata=base64.b64decode(secret["ca.crt"]).decode())
         with socket.create_connection(self.address(component), 10) as plain:
@@ -124,7 +123,7 @@ class Installed(NamedTuple):
 
 
 def knobs(cluster: Cluster) -> dict[str, str]:
-    """What every cgroup of the node's pods is set to."""
+    """Return the knobs of every cgroup of the node's pods."""
     below = cluster.nodes[0].cgroup_root.strip("/")
     tops = [CGROUPS / controller / below / "kubepods" for controller in ("cpu", "cpuset", "")]
     return {
@@ -141,7 +140,7 @@ def running(server: Server, namespace: str, name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def installed(own_cluster: Cluster, server: Server) -> Iterator[Installed]:
-    """After two pods were there, an online one and a batch one; all tests here share it, in their order."""
+    """The release on a node with an online and a batch pod; all tests here share it, in their order."""
     try:
         image = image_archive()
     except Missing as error:
@@ -243,7 +242,7 @@ def test_the_page_of_a_node_comes_whole_through_the_api_server(installed: Instal
 
 
 def all_well(installed: Installed) -> bool:
-    """Whether no source has anything to complain of. Raises AssertionError with what it is."""
+    """Return whether every source is healthy. Raises AssertionError with the failures."""
     status, text = installed.get("/readyz", installed.token("reader"))
     if status != 200 or json.loads(text)["failed"]:
         raise AssertionError(text)
@@ -279,7 +278,7 @@ def execute(installed: Installed, what: str, *words: str) -> str:
 
 
 def process_status(cluster: Cluster, component: str, name: str) -> dict[str, str]:
-    """/proc/PID/status of the process that runs `dioptase COMPONENT` in a pod."""
+    """Return /proc/PID/status of the process that runs `dioptase COMPONENT` in a pod."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
@@ -323,7 +322,7 @@ def granted(installed: Installed, account: str) -> set[AuditedRequest]:
 
 @pytest.fixture(scope="module")
 def configured(installed: Installed) -> None:
-    """Whether a configuration object exists and the agent applies it."""
+    """A configuration object that the agent applies."""
     kcc = {
         "apiVersion": f"{CONFIG}/v1alpha1",
         "kind": "KatalystCustomConfig",
@@ -359,7 +358,7 @@ def reserve(installed: Installed) -> float:
 
 
 KINDS = "(authconfigurations|irqtuning.*|memorybandwidth.*|powermanagement.*|strategygroup.*|transparentmemory.*)"
-"""Requested like adminqosconfigurations, once a KatalystCustomConfig names them."""
+"""Kinds that are requested like adminqosconfigurations once a KatalystCustomConfig names them."""
 
 
 @pytest.mark.parametrize("account", [AGENT, CONTROLLER])
@@ -436,7 +435,7 @@ CNRS = f"/apis/{NODE}/v1alpha1/customnoderesources"
 
 @pytest.fixture
 def dead(installed: Installed) -> Iterator[str]:
-    """A node whose agent went without a word: what it wrote, and what the controller wrote of it, is there."""
+    """A node whose agent vanished; what the agent and the controller wrote still exists."""
     name, server = "dead", installed.server
     server.ask("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": LINUX}, "spec": {"taints": [TAINT]}})
     server.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"capacity": {RECLAIMED_MILLICPU: "4k"}}}, MERGE)

@@ -1,8 +1,8 @@
-"""The stock Katalyst agent as a peer over the real sockets: its QRM plugins apply our advice, our QRM applies its advice, and
-its reporter publishes data of our reporter plugin.
+"""The stock Katalyst agent as a peer over the real sockets: its QRM plugins apply dioptase's advice, dioptase's QRM applies
+Katalyst's advice, and Katalyst's reporter publishes data of dioptase's reporter plugin.
 
-Its CPU plugin does not start on fewer CPUs than it reserves for reclaimed pods, so both see a machine of eight CPUs, whose pods
-do not run. Its writes to cgroups are not checked here.
+Katalyst's CPU plugin does not start on fewer CPUs than it reserves for reclaimed pods, so both see a machine of eight CPUs,
+whose pods do not run. Katalyst's writes to cgroups are not checked here.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OURS_ALONE = {"cpu_codename": "theirs comes with metrics, which its reporter can
 
 
 def properties(cnr: dict[str, Any]) -> dict[str, Any]:
-    """Values by name; a quantity is a number, however it is written."""
+    """Return the properties' values by name, quantities as numbers."""
     listed = cnr["spec"]["nodeResourceProperties"]
     return {
         item["propertyName"]: number(item["propertyQuantity"])
@@ -71,8 +71,8 @@ def properties(cnr: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparable(result: dict[str, Any], names: Set[str]) -> dict[str, Any]:
-    """Those of these names, without what docs/katalyst-differences.md says of them. The cluster's network has other indices and
-    addresses than the cards of the machine, which both see."""
+    """Return the properties of these names, without the differences in docs/katalyst-differences.md and without indices and
+    addresses of network cards, which differ in the cluster's network namespace."""
     values = {name: result[name] for name in names}
     if "cis" in values:
         values["cis"] = sorted(set(values["cis"]) - {"avx512"})
@@ -87,38 +87,38 @@ def number(quantity: str) -> int:
 
 
 def zones(cnr: dict[str, Any]) -> set[tuple[str, str]]:
-    """Types and names of the tree's zones, down to NUMA nodes."""
+    """Return types and names of the zones, down to NUMA nodes."""
     sockets = cnr["status"]["topologyZone"]
     return {(zone["type"], zone["name"]) for socket in sockets for zone in (socket, *socket["children"])}
 
 
 def amounts(cnr: dict[str, Any], what: str) -> dict[str, int]:
-    """CPU and memory of the one NUMA node; memory to an eighth, because this machine's comes and goes."""
+    """Return CPU and memory of the single NUMA node; memory is rounded, because this machine's use varies."""
     (socket,) = cnr["status"]["topologyZone"]
     result = socket["children"][0]["resources"][what]
     return {"cpu": number(result["cpu"]), "memory in 4 GiB": round(number(result["memory"]) / (4 << 30))}
 
 
 def pools(side_by_side: KatalystAndDioptase) -> dict[str, int]:
-    """CPUs of share and reclaim, as ours has them."""
+    """Return dioptase's sizes of the pools share and reclaim."""
     metrics = side_by_side.metrics()
     return {name: int(metrics[f'dioptase_pool_cpus{{pool="{name}"}}']) for name in ("share", "reclaim")}
 
 
 def size(text: str) -> int:
-    """CPUs of a list in the kernel's syntax."""
+    """Return the number of CPUs in a list."""
     parts = [part.split("-") for part in text.split(",") if part]
     return sum(int(part[-1]) - int(part[0]) + 1 for part in parts)
 
 
 def given(side_by_side: KatalystAndDioptase) -> dict[str, int]:
-    """CPUs of share and reclaim, as their CPU plugin has them on disk."""
+    """Return the sizes of share and reclaim in the state file of Katalyst's CPU plugin."""
     entries = side_by_side.state("cpu")["pod_entries"]
     return {name: size(entries[name][""]["allocation_result"]) for name in ("share", "reclaim") if name in entries}
 
 
 def owners(side_by_side: KatalystAndDioptase) -> dict[str, str]:
-    """Pools of the pods that its ORM had it admit."""
+    """Return the pools of the pods that Katalyst's ORM admitted."""
     entries = side_by_side.state("cpu")["pod_entries"].values()
     return {entry["main"]["pod_name"]: entry["main"]["owner_pool_name"] for entry in entries if "main" in entry}
 

@@ -1,5 +1,5 @@
-"""Acting on a stock kubelet: what policies decide is in the kernel's files, from a container's first instruction on; what
-others reset is repaired and counted; and everything is put back at the end."""
+"""Acting on a stock kubelet: limits hold from a container's first instruction on, external changes are repaired and counted,
+and everything is restored at the end."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ LEVELS = {
 
 
 class Pods:
-    """Those of one test, on one node."""
+    """The pods of one test, on one node."""
 
     def __init__(self, node: Node, server: Server, namespace: str, cluster: Cluster) -> None:
         self.node, self._server, self._namespace, self._cluster = node, server, namespace, cluster
         self._uids: dict[str, str] = {}
 
     def run(self, name: str) -> None:
-        """And wait until it runs: it is of the level that its name up to a number has in LEVELS."""
+        """Create a pod and wait until it runs; its name, without a number at the end, selects its level in LEVELS."""
         level, qos, requests = LEVELS[name.rstrip("0123456789")]
         guaranteed = not qos
         resources = {"requests": requests, **({"limits": requests} if guaranteed else {})}
@@ -74,7 +74,7 @@ class Pods:
         wait(f"pod {name}", lambda: self._server.ask("GET", f"{path}/{name}")["status"]["phase"] == "Running")
 
     def read_output(self, name: str) -> list[str]:
-        """List of CPUs, shares and quota as its first instructions found them."""
+        """Return CPUs, shares and quota as the container's first instructions read them."""
         logs = ("logs", "--namespace", self._namespace, name)
         wait(f"what {name} says", lambda: self._cluster.kubectl(*logs).count("\n") >= len(FILES))
         return self._cluster.kubectl(*logs).split()
@@ -88,7 +88,7 @@ class Pods:
         return result / knob
 
     def lives(self, name: str) -> bool:
-        """Whether its container runs now."""
+        """Return whether the container runs."""
         try:
             return self.file(name, FILES[0]).exists()
         except (ValueError, OSError):
@@ -101,7 +101,7 @@ class Pods:
         return self.file(name, FILES[0]).parent.name
 
     def cpus(self, name: str) -> set[int]:
-        """Those that it may use now."""
+        """Return the CPUs that the pod may use."""
         return set(parse_cpu_list(self.now(name)[0]))
 
 
@@ -130,8 +130,18 @@ def pods(node: Node, server: Server, workspace: str, own_cluster: Cluster) -> It
     )
 
 
+@contextmanager
+def agent_with(pods: Pods, tmp_path: Path, settings: dict[str, Any], *names: str) -> Iterator[Agent]:
+    """Run an agent, and start these pods once its NRI plugin is registered."""
+    with Agent(pods.node, tmp_path, settings) as agent:
+        wait("the NRI plugin", lambda: agent.source("nri"))
+        for name in names:
+            pods.run(name)
+        yield agent
+
+
 def apart(pods: Pods, text: str, other: str) -> bool:
-    """Whether their CPUs are disjoint."""
+    """Return whether the CPUs of two pods are disjoint."""
     return not pods.cpus(text) & pods.cpus(other)
 
 
@@ -140,10 +150,7 @@ def repairs(agent: Agent) -> float:
 
 
 def test_limits_hold_before_the_first_instruction_and_are_put_back(pods: Pods, tmp_path: Path) -> None:
-    with Agent(pods.node, tmp_path, CANONICAL) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("web")
-        pods.run("batch")
+    with agent_with(pods, tmp_path, CANONICAL, "web", "batch") as agent:
         assert pods.read_output("web")[0] == pods.now("web")[0]
         assert pods.read_output("batch")[0] == pods.now("batch")[0]
         assert apart(pods, "web", "batch")
@@ -163,10 +170,7 @@ def test_limits_hold_before_the_first_instruction_and_are_put_back(pods: Pods, t
 
 
 def test_a_dedicated_pod_keeps_its_cpus_while_it_is_restarted(pods: Pods, tmp_path: Path) -> None:
-    with Agent(pods.node, tmp_path, CANONICAL) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("batch")
-        pods.run("db")
+    with agent_with(pods, tmp_path, CANONICAL, "batch", "db"):
         wait("the others", lambda: apart(pods, "db", "batch"))
         alone, observed = pods.cpus("db"), set[int]()
         for life in (1, 2):  # the second time the kubelet waits for ten seconds, in which there is no container
@@ -184,10 +188,7 @@ def test_a_dedicated_pod_keeps_its_cpus_while_it_is_restarted(pods: Pods, tmp_pa
 
 
 def test_what_only_the_runtime_knows_of_a_killed_agent_is_put_back_by_the_next(pods: Pods, tmp_path: Path) -> None:
-    with Agent(pods.node, tmp_path, CANONICAL) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("web")
-        pods.run("batch")
+    with agent_with(pods, tmp_path, CANONICAL, "web", "batch") as agent:
         given = pods.read_output("batch")[0]
         assert given == pods.now("batch")[0] != CPUS
         agent.kill()
@@ -202,7 +203,7 @@ def test_what_only_the_runtime_knows_of_a_killed_agent_is_put_back_by_the_next(p
 
 @contextmanager
 def another_plugin(node: Node, index: str, **cpu: Any) -> Iterator[None]:
-    """One that sets this of every container that is made."""
+    """Register another NRI plugin, which sets these CPU fields of every new container."""
 
     def synchronized(request: Any) -> nri.SynchronizeResponse:
         there.set()
@@ -257,10 +258,7 @@ def test_lists_of_another_plugin_stay_and_no_container_is_rejected(pods: Pods, t
 
 def test_system_pods_have_the_reserved_cpus(pods: Pods, tmp_path: Path) -> None:
     reserved = {"placing": {"rampUpS": 0, "reservedCpuList": "0"}}
-    with Agent(pods.node, tmp_path, with_sections(CANONICAL, reserved)) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("log")
-        pods.run("batch")
+    with agent_with(pods, tmp_path, with_sections(CANONICAL, reserved), "log", "batch"):
         assert pods.read_output("log")[0] == "0"
         assert set(parse_cpu_list(pods.read_output("batch")[0])) < ALL - {0} or len(ALL) == 2
         assert apart(pods, "log", "batch")
@@ -287,10 +285,7 @@ def test_without_nri_a_round_gives_them_the_same_and_repairs_external_changes(po
 
 
 def test_latency_makes_batch_work_yield_from_its_first_instruction_on(pods: Pods, tmp_path: Path) -> None:
-    with Agent(pods.node, tmp_path, {"intervalS": 0.5}) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("web")
-        pods.run("batch")
+    with agent_with(pods, tmp_path, {"intervalS": 0.5}, "web", "batch") as agent:
         assert pods.read_output("batch")[:2] == [CPUS, "10"], "the least weight until cpu.idle can be set"
         idle = pods.file("batch", "cpu/cpu.idle")
         wait("cpu.idle", lambda: idle.read_text().strip() == "1")
@@ -321,9 +316,7 @@ def test_the_runtime_may_be_the_writer_and_then_knows_what_it_wrote(pods: Pods, 
 
 @pytest.mark.long
 def test_containerd_may_be_restarted(pods: Pods, tmp_path: Path, own_cluster: Cluster) -> None:
-    with Agent(pods.node, tmp_path, CANONICAL) as agent:
-        wait("the runtime's questions", lambda: agent.source("nri"))
-        pods.run("web")
+    with agent_with(pods, tmp_path, CANONICAL, "web") as agent:
         own_cluster.daemons.end(pods.node.containerd)
         wait("the loss", lambda: agent.source("nri") is False)
         own_cluster.daemons.again(pods.node.containerd)
@@ -382,7 +375,7 @@ def test_doctor_says_what_can_be_talked_to(pods: Pods, tmp_path: Path) -> None:
 
 
 def _update(pods: Pods, name: str, **linux: object) -> tuple[str, ...]:
-    """A command that changes a container as the kubelet does, when it runs in the node."""
+    """Return a command for the node that updates a container as the kubelet does."""
     code = """
 import asyncio, sys
 from pathlib import Path

@@ -53,7 +53,7 @@ def effective_config(interval_s: float = 1.0) -> EffectiveConfiguration:
 
 @pytest.fixture
 def account(server: Server, namespace: str) -> None:
-    """What the controllers would make."""
+    """The service account that the controllers would create."""
     with suppress(Refused):  # it is there already where there are controllers
         server.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
 
@@ -77,7 +77,7 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def call(own_cluster: Cluster, fleet: Fleet) -> Call:
-    """The plugin on the nodes of the fleet."""
+    """Run the plugin on the nodes of the fleet."""
 
     def called(*words: str, namespace: str = fleet.namespace) -> subprocess.CompletedProcess[str]:
         return run(*words, "--kubeconfig", str(own_cluster.kubeconfig), "-n", namespace, "-l", fleet.label)
@@ -86,7 +86,7 @@ def call(own_cluster: Cluster, fleet: Fleet) -> Call:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """The plugin, by itself."""
+    """Run the plugin."""
     return subprocess.run(
         [sys.executable, "-c", PLUGIN, *words], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
         env={**os.environ, "TZ": "UTC"},
@@ -95,7 +95,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def mixed(agents: Agents, fleet: Fleet, definitions: Server, tmp_path: Path) -> Fleet:
-    """Eight nodes, of which three answer."""
+    """Eight nodes, three of which have an answering agent."""
     authority = Authority(tmp_path)
     authority.issue("server")
     (tmp_path / "tls.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
@@ -116,7 +116,7 @@ def mixed(agents: Agents, fleet: Fleet, definitions: Server, tmp_path: Path) -> 
 
 
 def steady(fleet: Fleet, text: str) -> str:
-    """Without what is another at every run, and as wide as it was."""
+    """Replace names that differ between runs by others of the same width."""
     text = (
         text.replace(f"-{fleet.label[-4:]}", "-0000")
         .replace(fleet.host, "10.0.0.10")

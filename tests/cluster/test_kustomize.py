@@ -1,4 +1,4 @@
-"""The product without helm, as docs/install.md has it: command by command, on a real node."""
+"""Runs the commands of docs/install.md for an installation without helm, on a real node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/node1"
 
 @pytest.fixture
 def world(own_cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A node that has the image under the name that is in the base, and a folder like that of this repository."""
+    """A node with the image under the name in the kustomize base, and a copy of the repository's files."""
     try:
         image = image_archive()
     except Missing as error:

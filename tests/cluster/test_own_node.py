@@ -1,4 +1,4 @@
-"""The policy that holds an agent to its own node, against a real API server, with a token as the agent's pod is given."""
+"""The admission policy that restricts an agent to its own node, on a real API server, with a token of the agent's pod."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NAMESPACE, AGENT, POLICY = "test-own-node", "dioptase-agent", "dioptase-agent-ow
 NODES = ("own-node-here", "own-node-there")
 CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
 Ask = Callable[[str, str, object], tuple[int, str]]
-"""With the agent's token: status and message of a patch, by path, kind and body."""
+"""Sends a patch with the agent's token, given path, kind and body; returns status and message."""
 
 
 @pytest.fixture(scope="module")
 def policy(own_cluster: Cluster, definitions: Server) -> Iterator[Server]:
-    """The chart's policy and the agent's role are in force, and there are two nodes, of which each has an object."""
+    """The API server with the chart's policy, the agent's role and two nodes."""
     templates = [f"--show-only=templates/agent-{name}.yaml" for name in ("rbac", "policy")]
     values = ("--set", "agent.extendedResources=true")
     created = helm(own_cluster, "template", "dioptase", CHART, "--namespace", NAMESPACE, *templates, *values)
@@ -44,7 +44,7 @@ def policy(own_cluster: Cluster, definitions: Server) -> Iterator[Server]:
 
 
 def asker(cluster: Cluster, server: Server, bound: object) -> Ask:
-    """A client with a token of the agent's account."""
+    """Return a client with a token of the agent's account."""
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{AGENT}/token"
     token = server.ask(
         "POST", path, {"spec": {"expirationSeconds": 600, **({"boundObjectRef": bound} if bound else {})}}
@@ -76,7 +76,7 @@ def agent(own_cluster: Cluster, policy: Server) -> Ask:
 
 
 def writes(node: str) -> list[tuple[str, str, object]]:
-    """What an agent writes, of this node."""
+    """Return the writes of an agent to the objects of a node."""
     query = "?fieldManager=dioptase-agent&force=true"
     cnr = {
         "apiVersion": "node.katalyst.kubewharf.io/v1alpha1",

@@ -1,4 +1,4 @@
-"""The page docs/quick-start.md, command by command, on a real node: the outputs are those of the page."""
+"""Runs the commands of docs/quick-start.md on a real node and compares their outputs with the page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_answer_is_as_written_or_not(text: str, expected: str, same: bool) ->
 def world(
     own_cluster: Cluster, cluster: Cluster | ExternalCluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """What the page supposes: a node with an image, the two programs, and the shell's variables."""
+    """The page's prerequisites: a node with an image, the two programs, and the shell's variables."""
     node = own_cluster.nodes[0]
     archive = tmp_path / "busybox.tar"
     images.write(archive, {BUSYBOX: ()})

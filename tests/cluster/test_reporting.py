@@ -1,4 +1,4 @@
-"""What nodes say of themselves to a real API server, and what a stock scheduler makes of it."""
+"""Reports of nodes to a real API server, and their effect on a stock scheduler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def a_name() -> str:
 
 
 def this_machine() -> dict[str, Any]:
-    """Zones as util-linux and the kernel's own files say that they are."""
+    """Return the zones according to util-linux and the kernel's files."""
     listed = subprocess.run(["lscpu", "-p=CPU,SOCKET,NODE"], check=True, capture_output=True, text=True).stdout
     cpus = [[int(word or 0) for word in line.split(",")] for line in listed.splitlines() if not line.startswith("#")]
     return {

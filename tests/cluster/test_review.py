@@ -1,4 +1,4 @@
-"""Tokens reviewed by a real API server, which needs no nodes for it."""
+"""Reviews of tokens by a real API server without nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 
 def account(server: Server, namespace: str, name: str, paths: list[str]) -> str:
-    """A token of a new service account that may get these paths."""
+    """Return a token of a new service account that may get these paths."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     server.ask("POST", accounts, {"metadata": {"name": name}})
     rbac, named = "rbac.authorization.k8s.io", {"name": f"{namespace}-{name}"}

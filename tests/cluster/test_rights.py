@@ -1,4 +1,4 @@
-"""The chart's roles and values against a real API server, which needs no nodes for it: no right too many, no value unseen."""
+"""The chart's roles and values on a real API server without nodes: no superfluous right, no unchecked value."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ NAMESPACED = ("leases", "events", "pods", "pods/eviction")
 
 
 def rules(server: Server, path: str) -> set[AuditedRequest]:
-    """Every verb on every resource that a role grants."""
+    """Return every verb on every resource that a role grants."""
     return granted_by(server.ask("GET", path)["rules"])
 
 
 def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[AuditedRequest]:
-    """The same of its rules."""
+    """Return every verb on every resource that these rules grant."""
     return {
         AuditedRequest(group, resource, verb)
         for rule in rules
@@ -53,7 +53,7 @@ def granted_by(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[AuditedReque
 
 @pytest.fixture(scope="module")
 def rights(own_cluster: Cluster, definitions: Server) -> Iterator[Mapping[str, set[AuditedRequest]]]:
-    """By component, what the chart's roles grant as the API server has them."""
+    """Return the rights of the chart's roles by component."""
     templates = [f"--show-only=templates/{name}-rbac.yaml" for name in ("agent", "controller")]
     created = helm(
         own_cluster,
@@ -99,7 +99,7 @@ def test_without_any_one_of_its_rights_the_request_is_refused(
 
 
 def role_of(user: str, component: str, granted: set[AuditedRequest]) -> list[dict[str, object]]:
-    """A role that grants this, and its binding to a user."""
+    """Create a role that grants this right, and bind it to a user."""
     meta = {"name": user, "labels": {"less": component}}
     texts = [
         {"apiGroups": [item.group], "resources": [item.resource], "verbs": [item.verb]} for item in sorted(granted)
@@ -116,7 +116,7 @@ def role_of(user: str, component: str, granted: set[AuditedRequest]) -> list[dic
 
 
 def allowed(server: Server, user: str, right: AuditedRequest) -> bool:
-    """Whether an account has a right, according to the API server's authorizer."""
+    """Return whether an account has a right, according to the API server's authorizer."""
     resource, _, subresource = right.resource.partition("/")
     expected = {"group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb}
     spec = {
@@ -129,8 +129,8 @@ def allowed(server: Server, user: str, right: AuditedRequest) -> bool:
 
 
 def refused(server: Server, user: str, right: AuditedRequest) -> bool:
-    """Whether the API server refuses the request itself, by name. Requests by other components on our behalf are sent as
-    they do."""
+    """Return whether the API server refuses the request for a missing right. Requests that other components send for the
+    product are sent as they do."""
     if right.resource in ("nodes/pods", "nodes/configz", "nodes/finalizers"):
         return not allowed(server, user, right)
     plural, _, subresource = right.resource.partition("/")

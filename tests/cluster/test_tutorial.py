@@ -32,13 +32,13 @@ NODE = "tutorial"
 KIB = 1024
 TOTAL = 195_924_424 * KIB
 CONFIG = "advisor: {policy: canonical}\nmemory: {policy: canonical}\nreport: {periodS: 10, windowS: 30}\n"
-"""Two minutes' mean every half a minute, unless set: sooner here."""
+"""Settings with a shorter reporting window than the default of two minutes."""
 
 
 def evaluate_minutes(
     pods: Sequence[Pod], busy: float, state: PolicyState, config: AgentConfig, began: int
 ) -> tuple[Cycle, PolicyState]:
-    """Three minutes of rounds, a second apart, in which the online pod keeps so many cores busy; it kept one busy before."""
+    """Evaluate three minutes of cycles, one a second, in which the online pod uses `busy` cores; before it used one."""
     node, finished = topology(48), None
     for at in range(began, began + 180):
         mean = (began + busy * (at - began)) / at
@@ -52,7 +52,7 @@ def evaluate_minutes(
 
 
 def with_memory(shot: Snapshot) -> Snapshot:
-    """Nearly all of it is free."""
+    """Return the snapshot with the tutorial's memory, all of it free."""
     meminfo = {"MemTotal": TOTAL, "MemFree": TOTAL, "MemAvailable": TOTAL}
     node: NodeSample = msgspec.structs.replace(
         shot.node, memory_total_bytes=TOTAL, memory_available_bytes=TOTAL, meminfo=meminfo,

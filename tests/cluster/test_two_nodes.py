@@ -28,7 +28,7 @@ def threshold(times: float) -> dict[str, Any]:
 
 @pytest.fixture
 def agents(two_nodes: Cluster, tmp_path: Path) -> Iterator[list[Agent]]:
-    """One on each node, and the controller."""
+    """An agent on each node, and the controller."""
     two_nodes.kubectl("apply", "--server-side", "-f", CODE / "deploy/crds")
     two_nodes.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", CODE / "deploy/crds")
     controller = Controller(two_nodes, Account(two_nodes, "dioptase-controller", CONSENT, tmp_path), tmp_path)
@@ -43,7 +43,7 @@ def agents(two_nodes: Cluster, tmp_path: Path) -> Iterator[list[Agent]]:
 
 
 def applied_setting(agent: Agent) -> tuple[str, str]:
-    """Value and object of the setting."""
+    """Return value and object of the setting."""
     result = next(item for item in agent.ask("/api/v1/config")["settings"] if item["name"] == SETTING)
     return result["value"], result.get("object", "")
 

@@ -35,7 +35,7 @@ OTHERS = "tests.example.org/kept"
 
 
 class Withdrawing(Account):
-    """An account that may what docs/controller.md says of the command, and no more."""
+    """An account with exactly the rights in docs/controller.md."""
 
     def _grant(self) -> None:
         super()._grant()
@@ -55,7 +55,7 @@ class Withdrawing(Account):
 
 
 def workload(kind: str) -> dict[str, Any]:
-    """One that runs on every node, or once."""
+    """Return a DaemonSet or a Deployment."""
     template = a_pod(kind.lower(), app=kind)
     return {
         "metadata": {"name": kind.lower()},

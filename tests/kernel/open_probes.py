@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,23 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAST_CPU = max(os.sched_getaffinity(0))
 _MACHINE = ("permission", "no_bpf", "btf", "bcc")
 """Kinds of refusal that concern every form of a probe."""
-P = TypeVar("P", bound=Probe)
-
-
-@contextmanager
-def probe(*forms: str) -> Iterator[RunqLatencyProbe]:
-    """Open the run-queue probe in the first of these forms; skip the test if the machine cannot run any form."""
-    require_root()
-    try:
-        source = open_runqlat(forms=forms)
-    except Unavailable as error:
-        if error.remedy != REMEDIES["refused"]:
-            pytest.skip(f"probes cannot run here: {error.reason}; {error.remedy}")
-        raise
-    try:
-        yield source
-    finally:
-        source.close()
+P = TypeVar("P", bound=Probe | RunqLatencyProbe)
 
 
 def started_in(group: TestCgroup, code: str, *argv: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -56,7 +40,7 @@ def started_in(group: TestCgroup, code: str, *argv: str, prefix: Sequence[str] =
 
 @contextmanager
 def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator[P]:
-    """Open a probe of the registry, like `probe`; a refusal that contains `lacking` skips the test too."""
+    """Open a probe in the first of these forms; skip the test if the machine cannot run any form, or lacks `lacking`."""
     require_root()
     try:
         source = opener(forms=forms) if forms else opener()
@@ -69,6 +53,11 @@ def opened(opener: Callable[..., P], *forms: str, lacking: str = "") -> Iterator
         yield source
     finally:
         source.close()
+
+
+def probe(*forms: str) -> AbstractContextManager[RunqLatencyProbe]:
+    """Open the run-queue probe in the first of these forms, as `opened` does."""
+    return opened(open_runqlat, *forms)
 
 
 def probe_fixture(opener: Callable[..., P], forms: Sequence[str], *, lacking: str = "") -> Any:

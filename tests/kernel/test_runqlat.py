@@ -20,9 +20,9 @@ from probes import bpf
 from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import load
 from probes.maps import cpu_id_limit
-from probes.runqlat import FORMS, RunqLatencyProbe, job
+from probes.runqlat import FORMS, RunqLatencyProbe, job, open_runqlat
 from tests.builders.waiting import until
-from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, probe
+from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, probe, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel
@@ -62,11 +62,7 @@ def growth(before: Mapping[int, RunqLatency], after: Mapping[int, RunqLatency], 
     return change
 
 
-@pytest.fixture(params=FORMS)
-def source(request: pytest.FixtureRequest) -> Iterator[RunqLatencyProbe]:
-    with probe(request.param) as opened:
-        assert opened.form == request.param
-        yield opened
+source = probe_fixture(open_runqlat, FORMS)
 
 
 def test_two_burners_on_one_cpu_wait_for_each_other(source: RunqLatencyProbe) -> None:

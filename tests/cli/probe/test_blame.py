@@ -1,4 +1,4 @@
-"""The matrix of `dioptase probe blame`; the command on a live kernel is in tests/kernel/test_blame_command.py."""
+"""The matrix of `dioptase probe blame`; the command on a live kernel is in tests/kernel/test_probe_command.py."""
 
 from __future__ import annotations
 
