@@ -11,9 +11,9 @@ import pytest
 from api.decision import Cycle
 from api.measurements import ThreadStates
 from tests.browser.audit import AUDIT
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import opened
-from tests.builders import colocation_run, four_cpu_node, interference_node
+from tests.builders import four_cpu_node, interference_node
 from tests.builders.agent_server import AgentServer
 
 pytestmark = pytest.mark.browser
@@ -110,11 +110,7 @@ def test_nothing_moves_with_reduced_motion(browser: Browser, agent: AgentServer)
     assert moving == 0
 
 
-def test_landmarks_and_names_for_readers(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_landmarks_and_names_for_readers(page: Page) -> None:
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
     roles: dict[str, list[str]] = {}
     for node in nodes:

@@ -12,17 +12,16 @@ from api.measurements import RunqLatency
 from api.snapshot import CgroupSample
 from cli import formats
 from exporters.view.cycle_view import View, build_view
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import LIVE, opened, rows
 from tests.builders import colocation_run
 from tests.builders.agent_server import AgentServer
+from tests.builders.colocation_run import ColocationRun
 
 pytestmark = pytest.mark.browser
 
 
-def test_headline_numbers_are_the_views(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
+def test_headline_numbers_are_the_views(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     agent.show(reported.rounds)
     view = build_view(reported.rounds[-1])
     web = view.containers[0]
@@ -53,7 +52,7 @@ def test_headline_numbers_are_the_views(
 
 
 def test_a_cycle_without_finished_waits_differs_from_unmeasured_waits(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: ColocationRun
 ) -> None:
     last = reported.rounds[-1]
     before = msgspec.structs.replace(last.snapshot, taken_at_ns=last.snapshot.taken_at_ns - 20_000_000)
@@ -62,9 +61,7 @@ def test_a_cycle_without_finished_waits_differs_from_unmeasured_waits(
     assert (page.text("#wait"), page.text("#wait-note")) == (formats.ABSENT, "no wait ended")
 
 
-def test_headroom_is_said_to_hold_what_is_used(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
+def test_headroom_is_said_to_hold_what_is_used(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     """Nothing comes on top: right after the spike all of the headroom is in use. What is advertised moves slowly."""
     agent.show(reported.rounds[:206])
     view = build_view(reported.rounds[205])
@@ -95,9 +92,7 @@ def test_workloads_table_is_the_views(browser: Browser, agent: AgentServer) -> N
     assert actual[3][3:] == [formats.ABSENT] * 12, "a container whose cgroup is gone has no number at all"
 
 
-def test_names_are_text_whatever_they_contain(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
+def test_names_are_text_whatever_they_contain(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     hostile = colocation_run.simulate_run(
         220, others=(colocation_run.HOSTILE,), startup_warnings=("<img src=x onerror=alert(3)> is missing",)
     )
@@ -127,9 +122,7 @@ def test_names_are_text_whatever_they_contain(
     assert page.errors() == []
 
 
-def test_an_address_with_a_user_and_a_password(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
+def test_an_address_with_a_user_and_a_password(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     agent.show(reported.rounds[:3])
     page = browser.page()
     page.go(agent.url.replace("//", "//user:secret@"))
@@ -180,9 +173,7 @@ def sums_only(finished: Cycle) -> Cycle:
     )
 
 
-def test_a_source_that_knows_sums_only(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
+def test_a_source_that_knows_sums_only(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     rounds = [sums_only(finished) for finished in reported.rounds[:20]]
     agent.show(rounds)
     page = opened(browser, agent)
@@ -212,11 +203,7 @@ def test_what_is_missing_is_said_with_its_remedy(browser: Browser, agent: AgentS
     assert page.text("#waits-form") == "tp_btf"
 
 
-def test_nothing_comes_from_elsewhere(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_nothing_comes_from_elsewhere(page: Page, agent: AgentServer) -> None:
     urls = page.requests()
     assert len(urls) > 8
     assert all(url.startswith(agent.url) for url in urls), urls

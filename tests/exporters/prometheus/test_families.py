@@ -9,11 +9,18 @@ import msgspec
 import pytest
 
 from api.advice import PowerActionKind
-from api.decision import OutcomeStatus
+from api.decision import Decision, Outcome, OutcomeStatus
+from api.knobs import Knob, Reason
 from api.measurements import UNLIMITED, Blame, CgroupLimits, Interface, IoStat, L3Monitor, RunqLatency
 from api.metrics import AGENT_METRICS, AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S
 from exporters.prometheus.cgroup_families import MAX_AGGRESSORS_PER_CGROUP, worst_aggressors
-from exporters.prometheus.families import AgentInfo, MetricsState, cycle_trace_ids, metric_families
+from exporters.prometheus.families import (
+    AgentInfo,
+    MetricsState,
+    cycle_trace_ids,
+    metric_families,
+    with_limits_read_back,
+)
 from exporters.prometheus.metric_family import MetricDistribution, MetricFamily
 from tests.builders.four_cpu_node import BATCH_WAITS, MIB, S, bare_cycle, busy_cycle, outcome
 from tests.builders.full_node import RICH_ABOUT, full_cycle
@@ -404,3 +411,42 @@ def test_without_a_cap_there_is_no_number_of_watts() -> None:
 def test_memory_that_is_not_known_is_not_short_of_nothing(observed: MetricsState) -> None:
     assert ("1",) not in points(observed, "dioptase_memory_shortfall_bytes")
     assert points(observed, "dioptase_memory_condition")["1", "unknown"] == 1
+
+
+def read_back(
+    knob: Knob, after: str | None, status: OutcomeStatus = OutcomeStatus.APPLIED, cgroup: str = "/batch"
+) -> Outcome:
+    decision = Decision(
+        cgroup=cgroup, cgroup_id=1, pod="default/batch", knob=knob, value="x", reason=Reason(rule="r", text="t")
+    )
+    return Outcome(decision=decision, status=status, after=after)
+
+
+@pytest.mark.parametrize(
+    ("created", "field", "expected"),
+    [
+        (read_back(Knob.QUOTA, "36000 100000"), "quota_us", 36_000),
+        (read_back(Knob.QUOTA, "max 200000"), "quota_us", -1),
+        (read_back(Knob.QUOTA, "36000 200000", OutcomeStatus.UNCHANGED), "period_us", 200_000),
+        (read_back(Knob.IDLE, "1"), "idle", True),
+        (read_back(Knob.CPUSET, "1-2"), "cpus", "1-2"),
+        (read_back(Knob.MEMORY_MAX, "4096"), "memory_max_bytes", 4096),
+    ],
+)
+def test_what_was_read_back_is_shown(created: Outcome, field: str, expected: object) -> None:
+    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(created,))
+    assert getattr(with_limits_read_back(finished).cgroups["/batch"].limits, field) == expected
+
+
+@pytest.mark.parametrize(
+    "created",
+    [
+        read_back(Knob.QUOTA, "36000 100000", OutcomeStatus.DRY_RUN),
+        read_back(Knob.QUOTA, "36000 100000", OutcomeStatus.MISMATCH),
+        read_back(Knob.QUOTA, None),
+        read_back(Knob.QUOTA, "36000 100000", cgroup="/gone"),
+    ],
+)
+def test_what_was_not_is_not(created: Outcome) -> None:
+    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(created,))
+    assert with_limits_read_back(finished) is finished.snapshot
