@@ -128,7 +128,7 @@ def test_landmarks_and_names_for_readers(page: Page) -> None:
         "Result of the latest cycle",
     } <= set(roles["region"])
     assert all(name for role in ("slider", "searchbox", "combobox", "radio", "table") for name in roles.get(role, []))
-    assert len(roles["slider"]) == 9
+    assert len(roles["slider"]) == 10
     heads = page.eval("[...document.querySelectorAll('h1, h2')].map(h => Number(h.tagName[1]))")
     assert all(b - a <= 1 for a, b in pairwise(heads))
 

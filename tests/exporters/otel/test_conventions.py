@@ -215,17 +215,17 @@ def after(start_times: CgroupStartTimes, at_ns: int, *ids: int) -> CgroupStartTi
     )  # fmt: skip
 
 
-def test_a_cgroup_counts_from_the_round_before_the_one_that_has_it_unless_that_is_the_first() -> None:
+def test_a_cgroup_counts_from_the_cycle_before_the_one_that_has_it_unless_that_is_the_first() -> None:
     start_times = after(after(after(CgroupStartTimes(), 10, 1, 2), 20, 1, 3), 30, 1, 3, 4)
     assert start_times.by_id == {1: None, 2: None, 3: 10, 4: 20}
 
 
-def test_what_is_out_of_sight_for_a_round_is_not_born_again() -> None:
+def test_what_is_out_of_sight_for_a_cycle_is_not_born_again() -> None:
     start_times = after(after(after(CgroupStartTimes(), 10, 1), 20, 1, 7), 30, 1)
     assert after(after(start_times, 40), 50, 1, 7).by_id == {1: None, 7: 10}
 
 
-def test_a_first_round_without_cgroups_is_none() -> None:
+def test_a_first_cycle_without_cgroups_is_none() -> None:
     assert after(after(CgroupStartTimes(), 10), 20, 1).by_id == {1: None}
 
 

@@ -1,4 +1,4 @@
-"""The same rounds over both protocols of OTLP, with TLS, headers, compression and retries by the standard variables."""
+"""The same cycles over both protocols of OTLP, with TLS, headers, compression and retries by the standard variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real OTLP receiver on a loopback port gets the numbers of a round; a dead one costs nothing but a log line."""
+"""A real OTLP receiver on a loopback port gets the numbers of a cycle; a dead one costs nothing but a log line."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_waits_are_real_histograms_with_explicit_bounds(receiver: GrpcCollector)
     assert not web.HasField("max")
 
 
-def test_a_round_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -> None:
+def test_a_cycle_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -> None:
     sink = sink_to(receiver.port)
     sink.publish(busy_cycle(2))
     received = receiver.traces.get(timeout=PATIENCE_S)
@@ -217,7 +217,7 @@ def test_a_round_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -
     assert (shown.status.code, shown.status.message) == (2, "cpu.max: invalid argument")
 
 
-def test_rounds_have_traces_of_their_own_and_the_least_of_them_arrives_too(receiver: GrpcCollector) -> None:
+def test_cycles_have_traces_of_their_own_and_the_least_of_them_arrives_too(receiver: GrpcCollector) -> None:
     sink = sink_to(receiver.port, OTEL_BSP_SCHEDULE_DELAY="60000")
     for seq in range(1, 6):
         sink.publish(bare_cycle(seq))

@@ -91,7 +91,7 @@ async def client(page: Path, journal: DecisionJournal) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_the_view_is_that_of_the_latest_round(client: Client) -> None:
+async def test_the_view_is_that_of_the_latest_cycle(client: Client) -> None:
     for seq in (2, 3):
         client.server.publish(busy_cycle(seq))
     _, _, body = await client.get("/api/v1/view")
@@ -227,7 +227,7 @@ async def test_of_what_a_slow_reader_asks_for_little_is_held(client: Client, pat
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 @pytest.mark.parametrize(("stale_s", "status"), [(0.01, 503), (36.0, 200)])
-async def test_health_follows_the_age_of_the_last_round(path: str, stale_s: float, status: int) -> None:
+async def test_health_follows_the_age_of_the_last_cycle(path: str, stale_s: float, status: int) -> None:
     async with serving(stale_s=stale_s) as client:
         assert (await client.problem(path, 503))[0] == "no cycle has finished yet"
         client.server.publish(bare_cycle())
@@ -256,7 +256,7 @@ async def test_health_names_failed_sources_and_what_the_node_lacks(client: Clien
 
 
 def failing(seq: int, *names: str) -> Cycle:
-    """A round in which these sources failed, each with its reason."""
+    """A cycle in which these sources failed, each with its reason."""
     finished = busy_cycle(seq)
     broken = (ComponentHealth(name=name, ok=False, error=f"no {name}", remedy="repair it") for name in names)
     snapshot = msgspec.structs.replace(finished.snapshot, sources=(*finished.snapshot.sources, *broken))
@@ -280,7 +280,7 @@ async def test_only_required_sources_make_the_agent_unready(client: Client) -> N
     assert (await client.get("/readyz"))[0] == 200
 
 
-async def test_metrics_say_what_the_agent_knows_of_itself_when_a_round_is_published() -> None:
+async def test_metrics_say_what_the_agent_knows_of_itself_when_a_cycle_is_published() -> None:
     existing = [AgentInfo(journal_writable=True), AgentInfo(journal_writable=False, otel_failures=2)]
     async with serving(about=lambda: existing.pop(0)) as client:
         client.server.publish(busy_cycle(2))
@@ -509,7 +509,7 @@ def retained(history: ViewHistory, after: int = 0) -> list[bytes]:
     return list(history.after(after))
 
 
-def test_the_oldest_rounds_make_room() -> None:
+def test_the_oldest_cycles_make_room() -> None:
     history = ViewHistory(cycles=3)
     for seq in range(1, 6):
         history.add(seq, b"%d" % seq)

@@ -45,7 +45,7 @@ def points(observed: MetricsState, name: str) -> dict[tuple[str, ...], float]:
     return {} if family is None else {point.labels: point.value for point in family.points}
 
 
-def test_a_rich_round_fills_every_row_of_the_catalogue_and_nothing_else(observed: MetricsState) -> None:
+def test_a_rich_cycle_fills_every_row_of_the_catalogue_and_nothing_else(observed: MetricsState) -> None:
     names = [family.metric.name for family in metric_families(observed)]
     assert sorted(names) == sorted(metric.name for metric in AGENT_METRICS)
 
@@ -191,7 +191,7 @@ def test_sums_without_slots_are_a_histogram_of_one_bucket() -> None:
     )
 
 
-def test_before_the_first_round_only_the_version_is_known() -> None:
+def test_before_the_first_cycle_only_the_version_is_known() -> None:
     assert [family.metric.name for family in metric_families(MetricsState(version="1"))] == ["dioptase_build_info"]
 
 
@@ -209,7 +209,7 @@ def test_a_machine_that_gives_nothing_shows_only_the_agent() -> None:
     }
 
 
-def test_decisions_and_rounds_add_up_over_rounds_and_leave_the_old_value_alone() -> None:
+def test_decisions_and_cycles_add_up_over_cycles_and_leave_the_old_value_alone() -> None:
     first = MetricsState(version="1").after(busy_cycle(2))
     before = points(first, "dioptase_decisions_total")
     vanished = outcome(status=OutcomeStatus.VANISHED)
@@ -354,7 +354,7 @@ def test_devices_and_interfaces_are_bounded() -> None:
     assert points(observed, "dioptase_exporter_dropped_total")[("interface",)] == 72
 
 
-def test_the_worst_wait_of_a_round_is_an_exemplar_of_its_bucket(observed: MetricsState) -> None:
+def test_the_worst_wait_of_a_cycle_is_an_exemplar_of_its_bucket(observed: MetricsState) -> None:
     waits = {d.labels: d for d in shown(observed)["dioptase_cgroup_runq_wait_seconds"].distributions}
     ((place, exemplar),) = waits[WEB_LABELS].exemplars.items()
     assert (place, exemplar.value, exemplar.at_ns) == (14, 0.016384, 1_700_000_002 * 10**9)
