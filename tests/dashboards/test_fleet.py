@@ -89,7 +89,7 @@ class Feed:
         client.requests["GET", "nodes.v1", "200"] = 5
         exposition = ControllerExposition(tally(), client)
         informer = Informer(client, NODES)
-        informer._heard()
+        informer._record_message()
         queue: WorkQueue[str] = WorkQueue(lambda: 0.0)
         exposition.watch([informer], {"kcc": queue})
         listener = HttpListener(build_application(exposition, lambda: ""))
