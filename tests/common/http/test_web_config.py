@@ -416,6 +416,29 @@ async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
     assert (await get(url, tls=trusting(other), user="prometheus", password=SECRET))[0] == 200
 
 
+async def test_a_configuration_that_is_rejected_is_reported_once_and_the_next_one_applied(
+    web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(web_config, "POLL_INTERVAL_S", 0.02)
+    config = web("{}")
+    config.load()
+    applied: list[bool] = []
+
+    async def apply(secured: WebSecurity) -> None:
+        if secured.users:
+            raise Unavailable("no passwords here", "remove them")
+        applied.append(secured.tls is not None)
+
+    following = asyncio.create_task(config.follow(apply))
+    web(USERS)
+    await until_async(lambda: "the web configuration was not changed: no passwords here: remove them" in caplog.text)
+    await asyncio.sleep(0.1)
+    assert (caplog.text.count("no passwords here"), applied) == (1, [])
+    web(TLS + "basic_auth_users: {}\n")
+    await until_async(lambda: applied == [True])
+    following.cancel()
+
+
 async def test_the_command_line_comes_in_with_the_user_of_its_url(web, serve) -> None:
     port = await serve(web(USERS))
     secret = SECRET.replace(" ", "%20")
