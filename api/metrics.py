@@ -162,8 +162,8 @@ AGENT_METRICS: tuple[Metric, ...] = (
            "Run-queue latency: time that tasks were runnable but not running, at every context switch."
            + HELP_OWN_TASKS, CGROUP_LABELS),
     Metric("dioptase_cgroup_runq_wait_evaluated_seconds", "gauge", "seconds",
-           "Run-queue latency of the latest cycle as evaluated: without waits caused by the container's own CPU quota, "
-           "which dioptase_cgroup_runq_wait_seconds includes. Online containers only."
+           "Run-queue latency of the latest cycle as the advisor evaluates it: without waits that the container's own CPU "
+           "quota caused, which dioptase_cgroup_runq_wait_seconds includes. Online containers only."
            + HELP_INCLUDES_DESCENDANTS,
            (*CGROUP_LABELS, "percentile")),
     Metric("dioptase_cgroup_blame_seconds_total", "counter", "seconds",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from api.interfaces import ProbeReading, Unavailable
+from common.health_reporter import HealthReporter
 from exporters.otel.environment import read_otlp_settings
 from exporters.prometheus.families import AgentInfo
 
@@ -33,11 +34,10 @@ def start_otel(environ: Mapping[str, str], about: Callable[[], AgentInfo] = Agen
         raise Unavailable(f"OpenTelemetry cannot start: {error}", "correct that variable, or unset it") from error
 
 
-class OtelUnavailable:
+class OtelUnavailable(HealthReporter):
     """Replaces a sink that cannot start: a component that reports the reason in every cycle."""
 
     name, form = "opentelemetry", "off"
-    lost_events = None
 
     def __init__(self, why: Unavailable) -> None:
         self._why = why
@@ -48,6 +48,3 @@ class OtelUnavailable:
     def problem(self) -> Unavailable | None:
         """Return None: `read` raises every problem."""
         return None
-
-    def close(self) -> None:
-        """Do nothing."""

@@ -100,8 +100,8 @@ class RecordingState(msgspec.Struct, frozen=True, kw_only=True):
 
     writable: bool
     size_bytes: int
-    rounds: int
-    lost_rounds: int
+    cycles: int
+    lost_cycles: int
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions by knob, rule and outcome."""
     repairs: Mapping[Labels, EventTally] = {}
     """Repairs by knob."""
-    rounds: Mapping[Labels, EventTally] = {}
+    cycles: Mapping[Labels, EventTally] = {}
     """Cycles by trigger and action; the action is empty without advice."""
     victims: VictimCounts = VictimCounts()
     kills: Mapping[Labels, int] = {}
@@ -168,8 +168,8 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
             _count_event(decisions, (decision.knob.value, decision.reason.rule, outcome.status.value), exemplar)
             if outcome.repaired:
                 _count_event(repairs, (decision.knob.value,), exemplar)
-        rounds = dict(self.rounds)
-        _count_event(rounds, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
+        cycles = dict(self.cycles)
+        _count_event(cycles, (finished.trigger, finished.advice.action if finished.advice else ""), exemplar)
         now = _dropped_series(snapshot, info.max_cgroups)
         return MetricsState(
             version=self.version,
@@ -177,7 +177,7 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True):
             latest=finished,
             decisions=decisions,
             repairs=repairs,
-            rounds=rounds,
+            cycles=cycles,
             victims=self.victims.after(finished),
             kills=count_kills(self.kills, finished),
             dropped={what: self.dropped.get(what, 0) + count for what, count in now.items()},
@@ -207,7 +207,7 @@ def _every_family(observed: MetricsState) -> Iterator[MetricFamily]:
         yield from forecast_families(finished.forecasts)
     yield _tallies("dioptase_decisions_total", observed.decisions)
     yield _tallies("dioptase_knob_repairs_total", observed.repairs)
-    yield _tallies("dioptase_rounds_total", observed.rounds)
+    yield _tallies("dioptase_rounds_total", observed.cycles)
     yield point_family("dioptase_eviction_victims_total", observed.victims.counts.items())
     yield point_family("dioptase_eviction_kills_total", observed.kills.items())
     if finished is not None:
@@ -312,5 +312,5 @@ def _agent_info_families(about: AgentInfo) -> Iterator[MetricFamily]:
     if recording is not None:
         yield point_family("dioptase_recording_writable", [((), int(recording.writable))])
         yield point_family("dioptase_recording_size_bytes", [((), recording.size_bytes)])
-        yield point_family("dioptase_recording_rounds_total", [((), recording.rounds)])
-        yield point_family("dioptase_recording_lost_rounds_total", [((), recording.lost_rounds)])
+        yield point_family("dioptase_recording_rounds_total", [((), recording.cycles)])
+        yield point_family("dioptase_recording_lost_rounds_total", [((), recording.lost_cycles)])

@@ -58,7 +58,7 @@ class Recorder:
         self._boot_id = ""
         self._base: Cycle | None = None
         self._since_key = 0
-        self._rounds = self._lost = 0
+        self._cycles = self._lost = 0
         self._overflowed = 0
         """Cycles lost in `publish`: each counter is written by one thread only."""
         self._problem: Unavailable | None = None
@@ -85,8 +85,8 @@ class Recorder:
     @property
     def state(self) -> RecordingState:
         return RecordingState(
-            writable=self._problem is None, size_bytes=self._size_bytes, rounds=self._rounds,
-            lost_rounds=self._lost_rounds(),
+            writable=self._problem is None, size_bytes=self._size_bytes, cycles=self._cycles,
+            lost_cycles=self._lost_cycles(),
         )  # fmt: skip
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - signature of Probe
@@ -109,7 +109,7 @@ class Recorder:
                 return
             self._thread.join(CLOSE_TIMEOUT_S)
 
-    def _lost_rounds(self) -> int:
+    def _lost_cycles(self) -> int:
         return self._lost + self._overflowed
 
     def _run(self) -> None:
@@ -141,9 +141,9 @@ class Recorder:
         self._append(record)
         self._since_key = 1 if self._base is None or self._since_key >= KEY_RECORD_INTERVAL else self._since_key + 1
         self._base = alone
-        self._rounds += 1
+        self._cycles += 1
         if self._problem is not None:
-            log.info("recording to %s continues; %d cycles are missing", self._directory, self._lost_rounds())
+            log.info("recording to %s continues; %d cycles are missing", self._directory, self._lost_cycles())
             self._problem = None
 
     def _is_gone(self, fd: int) -> bool:

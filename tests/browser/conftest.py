@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.chromium import Browser, chromium
+from tests.browser.chromium import Browser, Page, chromium
+from tests.browser.page_reader import opened
 from tests.builders import colocation_run
 from tests.builders.agent_server import AgentServer
 
@@ -27,3 +28,11 @@ def agent() -> Iterator[AgentServer]:
 @pytest.fixture(scope="session")
 def reported() -> colocation_run.ColocationRun:
     return colocation_run.simulate_run(240)
+
+
+@pytest.fixture
+def page(browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun) -> Page:
+    """The page of an agent that shows the whole run with its decisions."""
+    agent.journal.all = list(reported.entries)
+    agent.show(reported.rounds)
+    return opened(browser, agent)

@@ -11,9 +11,9 @@ import pytest
 from api.decision import Cycle
 from api.measurements import ThreadStates
 from tests.browser.audit import AUDIT
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import opened
-from tests.builders import colocation_run, four_cpu_node, interference_node
+from tests.builders import four_cpu_node, interference_node
 from tests.builders.agent_server import AgentServer
 
 pytestmark = pytest.mark.browser
@@ -110,11 +110,7 @@ def test_nothing_moves_with_reduced_motion(browser: Browser, agent: AgentServer)
     assert moving == 0
 
 
-def test_landmarks_and_names_for_readers(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_landmarks_and_names_for_readers(page: Page) -> None:
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
     roles: dict[str, list[str]] = {}
     for node in nodes:
@@ -132,7 +128,7 @@ def test_landmarks_and_names_for_readers(
         "Result of the latest cycle",
     } <= set(roles["region"])
     assert all(name for role in ("slider", "searchbox", "combobox", "radio", "table") for name in roles.get(role, []))
-    assert len(roles["slider"]) == 9
+    assert len(roles["slider"]) == 10
     heads = page.eval("[...document.querySelectorAll('h1, h2')].map(h => Number(h.tagName[1]))")
     assert all(b - a <= 1 for a, b in pairwise(heads))
 

@@ -13,6 +13,7 @@ from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import opened
 from tests.builders import colocation_run, interference_node
 from tests.builders.agent_server import AgentServer
+from tests.builders.colocation_run import ColocationRun
 
 pytestmark = pytest.mark.browser
 
@@ -58,9 +59,7 @@ def test_no_panel_lies_over_another(browser: Browser, agent: AgentServer, width:
 
 
 @pytest.mark.parametrize("width", [400, 1000, 1181, 1280])
-def test_no_text_of_a_tile_is_cut(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun, width: int
-) -> None:
+def test_no_text_of_a_tile_is_cut(browser: Browser, agent: AgentServer, reported: ColocationRun, width: int) -> None:
     """Names of pods and cgroups may be of any length, and are cut."""
     for rounds in (
         interference_node.interference_cycles(40, pods=()),
@@ -79,9 +78,7 @@ def test_no_text_of_a_tile_is_cut(
         page.close()
 
 
-def test_the_core_fits_a_laptop_screen(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
+def test_the_core_fits_a_laptop_screen(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     agent.show(reported.rounds)
     page = opened(browser, agent, 1366, 650)
     assert page.eval("document.querySelector('.core').getBoundingClientRect().bottom <= innerHeight")

@@ -8,20 +8,16 @@ import pytest
 from api.histogram import BOUNDS_NS
 from cli import formats
 from exporters.view.cycle_view import build_view
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import opened, rows
-from tests.builders import colocation_run
 from tests.builders.agent_server import AgentServer
+from tests.builders.colocation_run import ColocationRun
 from tests.builders.full_node import FORECASTS, RICH_NODE
 
 pytestmark = pytest.mark.browser
 
 
-def test_distribution_of_one_round_is_the_views(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_distribution_of_one_round_is_the_views(page: Page, reported: ColocationRun) -> None:
     page.eval("document.querySelector('#span input[value=\"1\"]').click()")
     page.eval("document.querySelector('#waits-chart details').open = true")
     page.until("document.querySelectorAll('#waits-chart tbody tr').length === 27")
@@ -45,22 +41,14 @@ def test_distribution_of_one_round_is_the_views(
     ]  # fmt: skip
 
 
-def test_half_a_minute_of_waits_is_the_sum_of_its_rounds(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_half_a_minute_of_waits_is_the_sum_of_its_rounds(page: Page, reported: ColocationRun) -> None:
     views = [build_view(finished) for finished in reported.rounds[-30:]]
     total = sum(view.containers[0].wait.count for view in views if view.containers[0].wait)
     assert rows(page, "#waits-table tbody")[0][1] == formats.integer(total)
 
 
-def test_bars_are_where_the_waits_are(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
+def test_bars_are_where_the_waits_are(page: Page, reported: ColocationRun) -> None:
     """One slot further right is twice as long a wait: p99's line stands inside the bar of p99's slot."""
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
     page.eval("document.querySelector('#span input[value=\"1\"]').click()")
     web = build_view(reported.rounds[-1]).containers[0].wait
     assert web is not None
@@ -77,7 +65,7 @@ def test_bars_are_where_the_waits_are(
 
 
 def test_the_shadow_policy_is_described_and_drawn(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: ColocationRun
 ) -> None:
     advice = reported.rounds[-1].advice
     assert advice is not None
@@ -91,9 +79,7 @@ def test_the_shadow_policy_is_described_and_drawn(
     assert height < 1, "one core from the first round to the last is a level line"
 
 
-def test_advice_for_the_node_is_shown(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
+def test_advice_for_the_node_is_shown(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     agent.show([msgspec.structs.replace(finished, node=RICH_NODE) for finished in reported.rounds])
     page = opened(browser, agent)
     assert page.eval("document.getElementById('answers').textContent") == (
@@ -104,11 +90,7 @@ def test_advice_for_the_node_is_shown(
     assert page.eval("document.getElementById('answers').hidden")
 
 
-def test_without_a_shadow_nothing_is_said_of_one(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_without_a_shadow_nothing_is_said_of_one(page: Page) -> None:
     assert page.eval("document.getElementById('shadow').hidden")
     assert page.eval("document.querySelectorAll('#cpu-chart path.s-shadow').length") == 0
     page.eval("document.querySelector('#cpu-chart details').open = true")
@@ -116,11 +98,7 @@ def test_without_a_shadow_nothing_is_said_of_one(
     assert "shadow" not in page.eval("document.querySelector('#cpu-chart thead').textContent")
 
 
-def test_charts_tell_their_numbers_to_the_keyboard(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_charts_tell_their_numbers_to_the_keyboard(page: Page, reported: ColocationRun) -> None:
     page.eval("document.querySelector('#cpu-chart .plot').focus()")
     page.press("End")
     page.press("ArrowLeft")
@@ -142,11 +120,7 @@ def test_charts_tell_their_numbers_to_the_keyboard(
     )
 
 
-def test_chart_tables_hold_every_round(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_chart_tables_hold_every_round(page: Page, reported: ColocationRun) -> None:
     page.eval("document.querySelector('#cpu-chart details').open = true")
     page.until("document.querySelectorAll('#cpu-chart tbody tr').length > 0")
     actual = rows(page, "#cpu-chart tbody")
@@ -156,7 +130,7 @@ def test_chart_tables_hold_every_round(
 
 
 def test_the_forecast_is_shown_with_its_miss_ratio(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: ColocationRun
 ) -> None:
     agent.show([msgspec.structs.replace(finished, forecasts=FORECASTS) for finished in reported.rounds])
     page = opened(browser, agent)

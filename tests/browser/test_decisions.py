@@ -5,20 +5,16 @@ from __future__ import annotations
 import pytest
 
 from cli import formats
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import opened
 from tests.builders import colocation_run
 from tests.builders.agent_server import AgentServer
+from tests.builders.colocation_run import ColocationRun
 
 pytestmark = pytest.mark.browser
 
 
-def test_every_decision_is_listed_newest_first_with_its_reason(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.journal.all = list(reported.entries)
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_every_decision_is_listed_newest_first_with_its_reason(page: Page, reported: ColocationRun) -> None:
     page.until(f"document.querySelectorAll('.entry').length === {len(reported.entries)}")
     texts = page.eval("[...document.querySelectorAll('.entry summary')].map(e => e.textContent.replace(/\\s+/g, ' '))")
     for text, entry in zip(texts, reversed(reported.entries), strict=True):
@@ -41,7 +37,7 @@ def test_every_decision_is_listed_newest_first_with_its_reason(
 
 
 def test_statuses_differ_by_word_sign_and_line_and_can_be_filtered(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: ColocationRun
 ) -> None:
     agent.journal.all = list(colocation_run.with_every_status(reported))
     agent.show(reported.rounds)

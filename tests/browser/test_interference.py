@@ -152,7 +152,7 @@ def test_a_node_without_listed_pods_is_worth_looking_at(browser: Browser, agent:
         "[...document.querySelectorAll('.tile')].filter(t => t.offsetParent).map(t => t.querySelector('dt').textContent)"
     )
     assert shown == [
-        "Node busy", "Highest run-queue latency p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free",
+        "Node busy", "Run-queue latency p99", "Tasks waiting for a CPU", "CPU pressure", "Memory free",
         "Throttled most",
     ]  # fmt: skip
     assert page.text("#waiting") == formats.cores(1.42)

@@ -6,20 +6,18 @@ import pytest
 
 from cli import formats
 from exporters.view.cycle_view import build_view
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import LIVE, choose, heat_rows, opened, rows
 from tests.builders import colocation_run, interference_node
 from tests.builders.agent_server import AgentServer
+from tests.builders.colocation_run import ColocationRun
 
 pytestmark = pytest.mark.browser
 
 
 def test_an_agent_that_goes_away_is_missed_and_its_return_is_noticed(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+    page: Page, agent: AgentServer, reported: ColocationRun
 ) -> None:
-    agent.journal.all = list(reported.entries)
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
     agent.go_away()
     page.until("document.body.dataset.live === 'away'")
     assert f"127.0.0.1:{agent.port} does not answer" in page.text("#alert")
@@ -43,9 +41,7 @@ def test_an_agent_that_goes_away_is_missed_and_its_return_is_noticed(
     )
 
 
-def test_rounds_that_come_later_are_drawn(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
+def test_rounds_that_come_later_are_drawn(browser: Browser, agent: AgentServer, reported: ColocationRun) -> None:
     agent.show(reported.rounds[:100])
     page = opened(browser, agent)
     agent.show(reported.rounds[100:101])
@@ -59,7 +55,7 @@ def test_rounds_that_come_later_are_drawn(
 
 @pytest.mark.parametrize("by_s", [-3600, 3600])
 def test_a_clock_that_is_set_moves_nothing(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun, by_s: int
+    browser: Browser, agent: AgentServer, reported: ColocationRun, by_s: int
 ) -> None:
     """Set at round 120 while the page looks on; what is shown of each round is the time that it was then."""
     moved = colocation_run.with_clock_step(reported, 120, by_s)

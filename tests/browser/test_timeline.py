@@ -12,6 +12,7 @@ from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import choose, opened, rows
 from tests.builders import colocation_run
 from tests.builders.agent_server import AgentServer
+from tests.builders.colocation_run import ColocationRun
 from tests.builders.full_node import RICH_CPU, RICH_MEMORY, RICH_REJECTED
 
 pytestmark = pytest.mark.browser
@@ -31,12 +32,7 @@ def pick(page: Page, seq: int, event: str) -> None:
     )
 
 
-def test_every_decision_is_a_mark_on_the_axis_of_what_was_lent(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.journal.all = list(reported.entries)
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_every_decision_is_a_mark_on_the_axis_of_what_was_lent(page: Page, reported: ColocationRun) -> None:
     page.until(f"document.querySelectorAll('#lanes .deed').length === {len(reported.entries)}")
     lanes = page.eval("[...document.querySelectorAll('#lanes text')].map(t => t.textContent)")
     assert "default/batch · cpu.idle" in lanes
@@ -49,12 +45,7 @@ def test_every_decision_is_a_mark_on_the_axis_of_what_was_lent(
     assert off_px < 2, "one moment is one place on all of them"
 
 
-def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.journal.all = list(reported.entries)
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(page: Page, reported: ColocationRun) -> None:
     page.until("document.querySelectorAll('#lanes .deed').length > 0")
     spike = next(e for e in reported.entries if e.outcome.decision.reason.rule == "wait_far_above_target")
     pick(page, spike.seq, "pointermove")
@@ -80,12 +71,7 @@ def test_pointing_tells_the_reason_and_a_click_opens_it_in_the_list(
     assert spike.outcome.decision.reason.text in page.text("#decisions-at"), "the chosen decision stays listed"
 
 
-def test_the_arrow_keys_walk_from_one_decision_to_the_next(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
-) -> None:
-    agent.journal.all = list(reported.entries)
-    agent.show(reported.rounds)
-    page = opened(browser, agent)
+def test_the_arrow_keys_walk_from_one_decision_to_the_next(page: Page, reported: ColocationRun) -> None:
     page.until("document.querySelectorAll('#lanes .deed').length > 0")
     heard = []
     for _ in range(2):
@@ -98,7 +84,7 @@ def test_the_arrow_keys_walk_from_one_decision_to_the_next(
 
 
 def test_lanes_are_by_what_is_chosen_and_what_was_not_written_looks_so(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: ColocationRun
 ) -> None:
     entries = list(reported.entries)
     for i, status in enumerate((OutcomeStatus.REFUSED, OutcomeStatus.DRY_RUN, OutcomeStatus.VANISHED), 1):
@@ -121,7 +107,7 @@ def test_lanes_are_by_what_is_chosen_and_what_was_not_written_looks_so(
 
 
 def test_pools_regions_rejected_pods_and_memory_are_shown(
-    browser: Browser, agent: AgentServer, reported: colocation_run.ColocationRun
+    browser: Browser, agent: AgentServer, reported: ColocationRun
 ) -> None:
     last = reported.rounds[-1]
     assert last.advice is not None

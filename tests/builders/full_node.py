@@ -68,7 +68,7 @@ from exporters.prometheus.families import RecordingState
 from tests.builders.four_cpu_node import ABOUT, BATCH, BOOTED_AT_NS, MIB, MS, S, advice, busy_cycle
 
 RICH_ABOUT = msgspec.structs.replace(
-    ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, rounds=40, lost_rounds=2)
+    ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, cycles=40, lost_cycles=2)
 )
 RICH_NODE = NodeAdvice(
     power=PowerAction(

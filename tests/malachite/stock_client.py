@@ -110,7 +110,7 @@ class Stored:
 
 
 def run(program: Path, *, pods: Sequence[str], paths: Sequence[str], rounds: int, reclaim: str) -> Stored:
-    """What the client stored after so many rounds, five seconds apart."""
+    """What the client stored after so many cycles, five seconds apart."""
     argv = [str(program), "-rounds", str(rounds), "-reclaim", reclaim]
     argv += [word for pod in pods for word in ("-pod", pod)]
     argv += [word for path in paths for word in ("-path", path)]

@@ -56,7 +56,7 @@ def node(hierarchy: Hierarchy, program: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def at_work(node: Node, program: Path) -> tuple[stock_client.Stored, Sample, Sample]:
-    """Three rounds while the pod works, and what the files said before and after."""
+    """Three cycles while the pod works, and what the files said before and after."""
     before = Sample(node.process.pid)
     stored = ask(program, rounds=3)
     return stored, before, Sample(node.process.pid)

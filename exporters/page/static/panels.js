@@ -61,7 +61,7 @@ export function showTiles(view, row, targetUs) {
   say(byId("lent"), cores(view.lent_cores));
   say(byId("lent-of"), `of ${cpus} cores`);
   bar("lent-bar", view.lent_cores, cpus);
-  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "everything that online pods leave idle" : view.headroom === null || view.headroom.cores === null ? "" : `headroom ${cores(view.headroom.cores)}, use included`);
+  say(byId("lent-note"), view.lent_cores !== null && view.lent_cores >= cpus ? "all cores that are idle" : view.headroom === null || view.headroom.cores === null ? "" : `headroom ${cores(view.headroom.cores)}, use included`);
   const reported = view.advertised === null ? null : view.advertised.cores;
   say(byId("reported-note"), reported === null ? "" : `reported ${cores(reported)}`);
   say(byId("used"), cores(view.reclaimed_cores));
@@ -100,7 +100,7 @@ function showKernel(view, row) {
 function evaluatedText({ evaluated_wait: evaluated }) {
   if (!evaluated) return "";
   const value = evaluated.p99_us ?? evaluated.mean_us;
-  return value === null ? "evaluated: no wait without own throttling" : `evaluated without own throttling: ${duration(value)}`;
+  return value === null ? "evaluated: no wait" : `evaluated: ${duration(value)}`;
 }
 
 function showTimes(view, row, targetUs) {
@@ -113,8 +113,9 @@ function showTimes(view, row, targetUs) {
   const [wait, waitUnit] = durationParts(row.waitP99);
   const waiter = row.waiting?.container;
   const mean = waiter && waiter.wait.p99_us === null;
-  const scope = watching(view) ? "Highest" : "Online";
-  say(byId("wait-name"), `${scope} run-queue latency${mean ? ", mean" : " p99"}`);
+  const scope = watching(view) ? "cgroup" : "online container";
+  say(byId("wait-name"), `Run-queue latency${mean ? ", mean" : " p99"}`);
+  byId("wait-name").title = `Of the ${scope} with the highest one, as measured: time throttled by its own quota counts as waiting`;
   say(byId("wait"), wait);
   say(byId("wait-unit"), waitUnit);
   const goal = targetUs === null ? "" : `target ${chosen(targetUs)}`;

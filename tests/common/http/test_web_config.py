@@ -9,8 +9,7 @@ import os
 import ssl
 import subprocess
 import threading
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from common.http.web_config import MAX_FILE_BYTES, WebConfig, WebSecurity
 from common.yaml_guard import check_yaml
 from exporters.page.web_server import AgentWebServer
 from tests.builders.four_cpu_node import busy_cycle
+from tests.builders.waiting import until_async
 from tests.exporters.certificates import Authority
 
 SECRET = "correct horse"
@@ -374,11 +374,10 @@ def test_no_text_of_a_header_breaks_the_check(header: str) -> None:
     assert asyncio.run(responds()) is False
 
 
-async def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not await condition():
-        assert time.monotonic() < deadline, "it never happened"
-        await asyncio.sleep(0.05)
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.05)
 
 
 async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
@@ -413,12 +412,31 @@ async def test_new_users_and_certificates_are_taken_without_a_connection_lost(
 
         await until(responds)
         web(TLS + "basic_auth_users: {a: b}\n")
-        await until(lambda: _logged(caplog, "the web configuration was not changed"))
+        await until_async(lambda: "the web configuration was not changed" in caplog.text)
     assert (await get(url, tls=trusting(other), user="prometheus", password=SECRET))[0] == 200
 
 
-async def _logged(caplog: pytest.LogCaptureFixture, text: str) -> bool:
-    return text in caplog.text
+async def test_a_configuration_that_is_rejected_is_reported_once_and_the_next_one_applied(
+    web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(web_config, "POLL_INTERVAL_S", 0.02)
+    config = web("{}")
+    config.load()
+    applied: list[bool] = []
+
+    async def apply(secured: WebSecurity) -> None:
+        if secured.users:
+            raise Unavailable("no passwords here", "remove them")
+        applied.append(secured.tls is not None)
+
+    following = asyncio.create_task(config.follow(apply))
+    web(USERS)
+    await until_async(lambda: "the web configuration was not changed: no passwords here: remove them" in caplog.text)
+    await asyncio.sleep(0.1)
+    assert (caplog.text.count("no passwords here"), applied) == (1, [])
+    web(TLS + "basic_auth_users: {}\n")
+    await until_async(lambda: applied == [True])
+    following.cancel()
 
 
 async def test_the_command_line_comes_in_with_the_user_of_its_url(web, serve) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from api.snapshot import NodeSample
+from api.snapshot import CgroupSample, Snapshot
 from exporters.malachite import cgroup_v1, cgroup_v2
 from exporters.malachite.cgroup_documents import CgroupLayout, SubtreeSums, cgroup_inputs
 from exporters.malachite.history import MalachiteHistory
@@ -34,10 +35,26 @@ def cgroup(path: str, observed: MalachiteHistory, layout: CgroupLayout = V1) -> 
     return dict(json.loads(success_body(created))["data"])
 
 
-def changed(node: NodeSample | None = None, **fields: Any) -> MalachiteHistory:
-    """A history of one snapshot whose node, or fields of it, are others."""
+def observe(
+    seconds: Iterable[int], change: Callable[[int, Snapshot], Snapshot], layout: CgroupLayout = V1
+) -> MalachiteHistory:
+    """A history of the snapshots of these seconds, each after `change(second, snapshot)`."""
     observed = MalachiteHistory()
-    base = snapshot(1)
-    node = msgspec.structs.replace(base.node, **fields) if node is None else node
-    observed.add(msgspec.structs.replace(base, node=node))
+    for second in seconds:
+        observed.add(change(second, snapshot(second, layout)))
     return observed
+
+
+def with_node(base: Snapshot, **fields: Any) -> Snapshot:
+    """The snapshot with other fields of the node."""
+    return msgspec.structs.replace(base, node=msgspec.structs.replace(base.node, **fields))
+
+
+def with_cgroups(base: Snapshot, *samples: CgroupSample) -> Snapshot:
+    """The snapshot with these cgroups added or replaced."""
+    return msgspec.structs.replace(base, cgroups={**base.cgroups, **{sample.path: sample for sample in samples}})
+
+
+def changed(**fields: Any) -> MalachiteHistory:
+    """A history of one snapshot with other fields of the node."""
+    return observe((1,), lambda _second, base: with_node(base, **fields))

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from api.measurements import BlockIo, CgroupLimits, CpuCounters, Durations, ReclaimLatency
+from api.snapshot import Snapshot
 from exporters.malachite.cgroup_documents import CgroupLayout
 from exporters.malachite.history import MalachiteHistory
 from exporters.malachite.memory import memory_document
 from tests.exporters.malachite import contract
-from tests.exporters.malachite.documents import TEN_SECONDS, cgroup, changed, document
+from tests.exporters.malachite.documents import TEN_SECONDS, cgroup, changed, document, observe, with_cgroups
 from tests.exporters.malachite.machine import BUSY, IDLE, MIB, MS, POD, V1, V2, S, busy, history, snapshot
 
 
@@ -36,14 +37,12 @@ def test_usage_ratios_of_a_cgroup_are_cores() -> None:
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
 def test_no_limit_is_what_each_version_says(layout: CgroupLayout) -> None:
-    base = snapshot(1, layout)
     huge = (1 << 64) - 1
     free = CgroupLimits(
         quota_us=-1, period_us=100_000, memory_max_bytes=huge, memory_high_bytes=huge, swap_max_bytes=huge
     )
-    observed = MalachiteHistory()
     sample = msgspec.structs.replace(busy(layout, 1), limits=free)
-    observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
+    observed = observe((1,), lambda _second, base: with_cgroups(base, sample), layout)
     shown = cgroup(BUSY, observed, layout)
     if layout.version == "V1":
         assert shown["Cpuacct"]["Cpu"]["V1"]["cfs_quota_us"] == -1
@@ -56,10 +55,8 @@ def test_no_limit_is_what_each_version_says(layout: CgroupLayout) -> None:
 
 @pytest.mark.parametrize("period", [None, 0, -1])
 def test_the_client_never_divides_by_zero(period: int | None) -> None:
-    observed = MalachiteHistory()
-    base = snapshot(1)
     sample = msgspec.structs.replace(busy(V1, 1), limits=CgroupLimits(quota_us=-1, period_us=period))
-    observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: sample}))
+    observed = observe((1,), lambda _second, base: with_cgroups(base, sample))
     assert cgroup(BUSY, observed)["Cpuacct"]["Cpu"]["V1"]["cfs_period_us"] == 100_000
 
 
@@ -106,9 +103,7 @@ def test_files_without_a_line_are_no_zeros_of_now() -> None:
     """Current kernels count for version 1 only where a limit is set: empty files say nothing, today and five seconds ago."""
     observed = history(*range(1, 6))
     for second in range(6, 11):
-        base = snapshot(second)
-        silent = msgspec.structs.replace(busy(V1, second), io={})
-        observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: silent}))
+        observed.add(with_cgroups(snapshot(second), msgspec.structs.replace(busy(V1, second), io={})))
     assert "Blkio" not in cgroup(BUSY, observed)
     assert "Blkio" not in cgroup(POD, observed)
 
@@ -117,7 +112,7 @@ def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
     observed = history(*TEN_SECONDS)
     base = snapshot(11)
     again = msgspec.structs.replace(busy(V1, 1), id=99, files_read_at_ns=base.node.files_read_at_ns)
-    observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: again}))
+    observed.add(with_cgroups(base, again))
     shown = cgroup(BUSY, observed)
     assert "cpu_usage_ratio" not in shown["Cpuacct"]["Cpu"]["V1"]
     blocks, net = shown["Blkio"]["BlkIO"]["V1"], shown["NetCls"]["Net"]
@@ -128,9 +123,8 @@ def test_a_cgroup_made_again_shares_nothing_with_the_one_before() -> None:
 def test_a_cgroup_that_is_new_has_moved_all_its_traffic_since_then() -> None:
     observed = history(*range(1, 9))
     for second in (9, 10):
-        base = snapshot(second)
         young = msgspec.structs.replace(busy(V1, second - 8), path=f"{POD}/c3", id=13)
-        observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {young.path: young}))
+        observed.add(with_cgroups(snapshot(second), young))
     net = cgroup(f"{POD}/c3", observed)["NetCls"]["Net"]
     assert (net["bpf_net_data"]["net_tcp_tx"], net["old_bpf_net_data"]["net_tcp_tx"]) == (6, 0)
 
@@ -139,7 +133,7 @@ def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
     observed = history(*TEN_SECONDS)
     base = snapshot(11)
     back = msgspec.structs.replace(busy(V1, 2), files_read_at_ns=base.node.files_read_at_ns)
-    observed.add(msgspec.structs.replace(base, cgroups=dict(base.cgroups) | {BUSY: back}))
+    observed.add(with_cgroups(base, back))
     shown = cgroup(BUSY, observed)
     for new, old in (
         (shown["Blkio"]["BlkIO"]["V1"]["bpf_fs_data"], shown["Blkio"]["BlkIO"]["V1"]["old_bpf_fs_data"]),
@@ -149,11 +143,8 @@ def test_new_minus_old_is_never_negative_when_a_counter_goes_back() -> None:
 
 
 def test_uncounted_values_are_omitted_and_never_zero() -> None:
-    observed = MalachiteHistory()
-    base = snapshot(1)
-    observed.add(
-        msgspec.structs.replace(base, cgroups={path: sample for path, sample in base.cgroups.items() if path != BUSY})
-    )
+    others = {path: sample for path, sample in snapshot(1).cgroups.items() if path != BUSY}
+    observed = observe((1,), lambda _second, base: msgspec.structs.replace(base, cgroups=others))
     shown = cgroup(IDLE, observed)
     assert set(shown) == {"Cpuacct"}
     cpu = shown["Cpuacct"]["Cpu"]["V1"]
@@ -187,17 +178,17 @@ def test_each_part_says_when_it_was_read() -> None:
 @pytest.mark.parametrize("layout", [V1, V2], ids=lambda layout: layout.version)
 def test_a_pods_counters_are_those_of_its_containers(layout: CgroupLayout) -> None:
     """Without a third counter there are no misses, rather than none."""
-    base = snapshot(1, layout=layout)
     counted = {
         BUSY: CpuCounters(cycles=300, instructions=200, misses=None),
         IDLE: CpuCounters(cycles=50, instructions=100, misses=None),
         POD: CpuCounters(cycles=0, instructions=0, misses=None),
     }
-    cgroups = {
-        path: msgspec.structs.replace(sample, counters=counted.get(path)) for path, sample in base.cgroups.items()
-    }
-    observed = MalachiteHistory()
-    observed.add(msgspec.structs.replace(base, cgroups=cgroups))
+
+    def change(_second: int, base: Snapshot) -> Snapshot:
+        samples = base.cgroups.items()
+        return with_cgroups(base, *(msgspec.structs.replace(of, counters=counted.get(path)) for path, of in samples))
+
+    observed = observe((1,), change, layout)
     shown = cgroup(POD, observed, layout)["Cpuacct"]
     cpu = shown["Cpu"][layout.version]
     assert (cpu["cycles"], cpu["instructions"]) == (350, 300)
@@ -229,15 +220,14 @@ def test_reclaim_of_a_pod_is_that_of_its_containers(layout: CgroupLayout) -> Non
 
 def kills(path: str, events: dict[str, dict[str, int]], probed: dict[str, int]) -> int | None:
     """What the documents say of a cgroup whose files and whose probe say that."""
-    base = snapshot(1)
-    cgroups = {
-        at: msgspec.structs.replace(
-            sample, memory_bytes=MIB, memory_events=events.get(at, {}), oom_kills=probed.get(at)
-        )
-        for at, sample in base.cgroups.items()
-    }
-    observed = MalachiteHistory()
-    observed.add(msgspec.structs.replace(base, cgroups=cgroups))
+
+    def change(_second: int, base: Snapshot) -> Snapshot:
+        return with_cgroups(base, *(
+            msgspec.structs.replace(of, memory_bytes=MIB, memory_events=events.get(at, {}), oom_kills=probed.get(at))
+            for at, of in base.cgroups.items()
+        ))  # fmt: skip
+
+    observed = observe((1,), change)
     shown = cgroup(path, observed)["Memory"]["Memory"]["V1"]["bpf_mem_data"].get("mem_oom_cnt")
     return None if shown is None else int(shown)
 

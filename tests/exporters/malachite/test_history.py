@@ -1,4 +1,4 @@
-"""How far back rates look, whatever the rhythm of the rounds."""
+"""How far back rates look, whatever the rhythm of the cycles."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_past_is_the_youngest_that_is_about_five_seconds_old(
     assert previous <= max(previous_s, 0.6)
 
 
-def test_rounds_that_alarms_start_do_not_crowd_out_the_past() -> None:
+def test_cycles_that_alarms_start_do_not_crowd_out_the_past() -> None:
     ticks = [n * S for n in range(1, 11)]
     alarms = [10 * S + n * 20 * MS for n in range(1, 30)]
     history = observed(*(at(moment) for moment in ticks + alarms))

@@ -163,7 +163,7 @@ async def test_a_cgroup_whose_files_were_not_read_yet_is_no_cgroup_without_memor
     assert "not been read yet" in message
 
 
-async def test_before_the_first_round_nothing_is_known() -> None:
+async def test_before_the_first_cycle_nothing_is_known() -> None:
     server = MalachiteServer(V1)
     client = Client(server, await server.start("127.0.0.1", 0))
     for path in (*DOCUMENTS, "cgroup/groups?cgroup_user_path=%2F"):
@@ -172,7 +172,7 @@ async def test_before_the_first_round_nothing_is_known() -> None:
     await server.stop()
 
 
-async def test_each_round_makes_new_documents_and_none_twice(client: Client) -> None:
+async def test_each_cycle_makes_new_documents_and_none_twice(client: Client) -> None:
     times = []
     for second in (3, 4):
         client.server.publish(finished(snapshot(second)))
@@ -184,14 +184,14 @@ async def test_each_round_makes_new_documents_and_none_twice(client: Client) -> 
     assert times[1] - times[0] == 1
 
 
-async def test_documents_grow_old_visibly_when_rounds_stop(client: Client) -> None:
+async def test_documents_grow_old_visibly_when_cycles_stop(client: Client) -> None:
     """The client compares update_time with its clock; nothing here touches it up."""
     before = (await client.get("system/memory"))[1]["data"]["update_time"]
     await asyncio.sleep(1.1)
     assert (await client.get("system/memory"))[1]["data"]["update_time"] == before
 
 
-async def test_a_round_that_cannot_be_shown_leaves_the_last_one(
+async def test_a_cycle_that_cannot_be_shown_leaves_the_last_one(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = await client.get("system/compute")

@@ -1,4 +1,4 @@
-"""A real OTLP receiver on a loopback port gets the numbers of a round; a dead one costs nothing but a log line."""
+"""A real OTLP receiver on a loopback port gets the numbers of a cycle; a dead one costs nothing but a log line."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from exporters.otel.startup import start_otel
 from exporters.prometheus.families import MetricsState, metric_families
 from tests.builders.four_cpu_node import ABOUT, BATCH_ID, MIB, MS, S, bare_cycle, busy_cycle, outcome
 from tests.builders.full_node import full_cycle
+from tests.builders.waiting import until
 from tests.exporters.otel.otlp_receivers import GrpcCollector
 
 PATIENCE_S = 20
@@ -184,7 +185,7 @@ def test_waits_are_real_histograms_with_explicit_bounds(receiver: GrpcCollector)
     assert not web.HasField("max")
 
 
-def test_a_round_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -> None:
+def test_a_cycle_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -> None:
     sink = sink_to(receiver.port)
     sink.publish(busy_cycle(2))
     received = receiver.traces.get(timeout=PATIENCE_S)
@@ -216,7 +217,7 @@ def test_a_round_is_a_span_and_each_decision_an_event(receiver: GrpcCollector) -
     assert (shown.status.code, shown.status.message) == (2, "cpu.max: invalid argument")
 
 
-def test_rounds_have_traces_of_their_own_and_the_least_of_them_arrives_too(receiver: GrpcCollector) -> None:
+def test_cycles_have_traces_of_their_own_and_the_least_of_them_arrives_too(receiver: GrpcCollector) -> None:
     sink = sink_to(receiver.port, OTEL_BSP_SCHEDULE_DELAY="60000")
     for seq in range(1, 6):
         sink.publish(bare_cycle(seq))
@@ -323,7 +324,7 @@ def test_a_dead_collector_costs_one_log_line_and_a_bounded_queue(caplog: pytest.
         sink = sink_to(closed_port(), OTEL_EXPORTER_OTLP_TIMEOUT="500")
         for seq in range(1, MAX_SPANS + 90):
             sink.publish(bare_cycle(seq))
-        wait_for(lambda: sink.publish(bare_cycle(1)) or sink.failures >= 4)
+        until(lambda: sink.publish(bare_cycle(1)) or sink.failures >= 4)
         sink.close()
     assert sink.dropped_spans >= MAX_SPANS
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -346,21 +347,14 @@ def test_sending_resumes_when_the_collector_comes_back(caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO):
         sink = sink_to(port, OTEL_EXPORTER_OTLP_TIMEOUT="500")
         sink.publish(busy_cycle(2))
-        wait_for(lambda: sink.failures >= 2)
+        until(lambda: sink.failures >= 2)
         receiver = GrpcCollector(port)
         sink.publish(busy_cycle(3))
         metrics = by_name(receiver.metrics.get(timeout=PATIENCE_S))
-        wait_for(lambda: "succeeded again after" in caplog.text)
+        until(lambda: "succeeded again after" in caplog.text)
         sink.close()
         receiver.stop()
     assert point(metrics["dioptase.cgroup.cpu.usage"].sum.data_points, pod="web").as_double == 4.5
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -448,7 +442,7 @@ def test_a_redirection_is_a_failed_export(status: int) -> None:
     })  # fmt: skip
     assert sink is not None
     sink.publish(busy_cycle(2))
-    wait_for(lambda: sink.failures)
+    until(lambda: sink.failures)
     sink.close()
     server.shutdown()
     server.server_close()
@@ -459,9 +453,6 @@ def test_a_long_answer_is_not_taken(receiver: GrpcCollector, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         sink = sink_to(receiver.port, OTEL_TRACES_EXPORTER="none")
         sink.publish(busy_cycle(2))
-        deadline = time.monotonic() + PATIENCE_S
-        while not sink.failures:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: sink.failures)
         sink.close()
     assert any("RESOURCE_EXHAUSTED" in text and "vs. 65536" in text for text in caplog.messages)

@@ -198,7 +198,7 @@ def test_the_scraper_chooses_the_format(accept: str, content_type: str) -> None:
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
-def test_a_scrape_has_the_round_and_this_process_and_is_rendered_once_a_round(accept: str) -> None:
+def test_a_scrape_has_the_cycle_and_this_process_and_is_rendered_once_a_cycle(accept: str) -> None:
     exposition = PrometheusExporter("1.2.3")
     exposition.publish(busy_cycle(2))
     packed, content_type = exposition.render(accept)

@@ -9,11 +9,18 @@ import msgspec
 import pytest
 
 from api.advice import PowerActionKind
-from api.decision import OutcomeStatus
+from api.decision import Decision, Outcome, OutcomeStatus
+from api.knobs import Knob, Reason
 from api.measurements import UNLIMITED, Blame, CgroupLimits, Interface, IoStat, L3Monitor, RunqLatency
 from api.metrics import AGENT_METRICS, AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S
 from exporters.prometheus.cgroup_families import MAX_AGGRESSORS_PER_CGROUP, worst_aggressors
-from exporters.prometheus.families import AgentInfo, MetricsState, cycle_trace_ids, metric_families
+from exporters.prometheus.families import (
+    AgentInfo,
+    MetricsState,
+    cycle_trace_ids,
+    metric_families,
+    with_limits_read_back,
+)
 from exporters.prometheus.metric_family import MetricDistribution, MetricFamily
 from tests.builders.four_cpu_node import BATCH_WAITS, MIB, S, bare_cycle, busy_cycle, outcome
 from tests.builders.full_node import RICH_ABOUT, full_cycle
@@ -38,7 +45,7 @@ def points(observed: MetricsState, name: str) -> dict[tuple[str, ...], float]:
     return {} if family is None else {point.labels: point.value for point in family.points}
 
 
-def test_a_rich_round_fills_every_row_of_the_catalogue_and_nothing_else(observed: MetricsState) -> None:
+def test_a_rich_cycle_fills_every_row_of_the_catalogue_and_nothing_else(observed: MetricsState) -> None:
     names = [family.metric.name for family in metric_families(observed)]
     assert sorted(names) == sorted(metric.name for metric in AGENT_METRICS)
 
@@ -184,7 +191,7 @@ def test_sums_without_slots_are_a_histogram_of_one_bucket() -> None:
     )
 
 
-def test_before_the_first_round_only_the_version_is_known() -> None:
+def test_before_the_first_cycle_only_the_version_is_known() -> None:
     assert [family.metric.name for family in metric_families(MetricsState(version="1"))] == ["dioptase_build_info"]
 
 
@@ -202,7 +209,7 @@ def test_a_machine_that_gives_nothing_shows_only_the_agent() -> None:
     }
 
 
-def test_decisions_and_rounds_add_up_over_rounds_and_leave_the_old_value_alone() -> None:
+def test_decisions_and_cycles_add_up_over_cycles_and_leave_the_old_value_alone() -> None:
     first = MetricsState(version="1").after(busy_cycle(2))
     before = points(first, "dioptase_decisions_total")
     vanished = outcome(status=OutcomeStatus.VANISHED)
@@ -347,7 +354,7 @@ def test_devices_and_interfaces_are_bounded() -> None:
     assert points(observed, "dioptase_exporter_dropped_total")[("interface",)] == 72
 
 
-def test_the_worst_wait_of_a_round_is_an_exemplar_of_its_bucket(observed: MetricsState) -> None:
+def test_the_worst_wait_of_a_cycle_is_an_exemplar_of_its_bucket(observed: MetricsState) -> None:
     waits = {d.labels: d for d in shown(observed)["dioptase_cgroup_runq_wait_seconds"].distributions}
     ((place, exemplar),) = waits[WEB_LABELS].exemplars.items()
     assert (place, exemplar.value, exemplar.at_ns) == (14, 0.016384, 1_700_000_002 * 10**9)
@@ -404,3 +411,42 @@ def test_without_a_cap_there_is_no_number_of_watts() -> None:
 def test_memory_that_is_not_known_is_not_short_of_nothing(observed: MetricsState) -> None:
     assert ("1",) not in points(observed, "dioptase_memory_shortfall_bytes")
     assert points(observed, "dioptase_memory_condition")["1", "unknown"] == 1
+
+
+def read_back(
+    knob: Knob, after: str | None, status: OutcomeStatus = OutcomeStatus.APPLIED, cgroup: str = "/batch"
+) -> Outcome:
+    decision = Decision(
+        cgroup=cgroup, cgroup_id=1, pod="default/batch", knob=knob, value="x", reason=Reason(rule="r", text="t")
+    )
+    return Outcome(decision=decision, status=status, after=after)
+
+
+@pytest.mark.parametrize(
+    ("created", "field", "expected"),
+    [
+        (read_back(Knob.QUOTA, "36000 100000"), "quota_us", 36_000),
+        (read_back(Knob.QUOTA, "max 200000"), "quota_us", -1),
+        (read_back(Knob.QUOTA, "36000 200000", OutcomeStatus.UNCHANGED), "period_us", 200_000),
+        (read_back(Knob.IDLE, "1"), "idle", True),
+        (read_back(Knob.CPUSET, "1-2"), "cpus", "1-2"),
+        (read_back(Knob.MEMORY_MAX, "4096"), "memory_max_bytes", 4096),
+    ],
+)
+def test_what_was_read_back_is_shown(created: Outcome, field: str, expected: object) -> None:
+    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(created,))
+    assert getattr(with_limits_read_back(finished).cgroups["/batch"].limits, field) == expected
+
+
+@pytest.mark.parametrize(
+    "created",
+    [
+        read_back(Knob.QUOTA, "36000 100000", OutcomeStatus.DRY_RUN),
+        read_back(Knob.QUOTA, "36000 100000", OutcomeStatus.MISMATCH),
+        read_back(Knob.QUOTA, None),
+        read_back(Knob.QUOTA, "36000 100000", cgroup="/gone"),
+    ],
+)
+def test_what_was_not_is_not(created: Outcome) -> None:
+    finished = msgspec.structs.replace(busy_cycle(2), outcomes=(created,))
+    assert with_limits_read_back(finished) is finished.snapshot

@@ -42,7 +42,7 @@ FEED_EVERY_S = 0.2
 
 
 def hostile(seq: int) -> Cycle:
-    """A rich round as of now; the web pod's cgroup once under each hostile name, each blaming the next."""
+    """A rich cycle as of now; the web pod's cgroup once under each hostile name, each blaming the next."""
     finished = full_cycle(seq)
     snapshot = finished.snapshot
     web = snapshot.cgroups["/web"]
@@ -62,7 +62,7 @@ def hostile(seq: int) -> Cycle:
 
 @contextmanager
 def serving(server: AgentWebServer) -> Iterator[tuple[int, list[Cycle]]]:
-    """A live Server: its port, and the rounds that it was given."""
+    """A live Server: its port, and the cycles that it was given."""
     bound: list[int] = []
     given: list[Cycle] = []
     ready, stop = threading.Event(), threading.Event()
@@ -87,7 +87,7 @@ def serving(server: AgentWebServer) -> Iterator[tuple[int, list[Cycle]]]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, list[Cycle]]]:
-    """HOST:PORT, and the rounds."""
+    """HOST:PORT, and the cycles."""
     with serving(AgentWebServer(journal=DecisionJournal(None), version="1.2.3", about=lambda: RICH_ABOUT)) as (
         port,
         given,
@@ -116,7 +116,7 @@ def test_the_scrape_succeeds_and_every_name_is_there(scraped: Prometheus) -> Non
     assert culprits == {"/web", "/batch", *map(printable, NAMES)}
 
 
-def test_the_format_was_openmetrics_and_its_exemplars_name_the_rounds(
+def test_the_format_was_openmetrics_and_its_exemplars_name_the_cycles(
     scraped: Prometheus, server: tuple[str, list[Cycle]]
 ) -> None:
     def exemplars(query: str) -> list[dict[str, object]]:

@@ -34,7 +34,7 @@ Problems = list[tuple[str, str]]
 
 
 def listed(path: Path, problems: Problems | None = None) -> list[Cycle]:
-    """Every round; a damage that the test does not ask for fails it."""
+    """Every cycle; a damage that the test does not ask for fails it."""
 
     def damage(file: Path, text: str) -> None:
         assert problems is not None, f"{file}: {text}"
@@ -50,28 +50,28 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def record(directory: Path, rounds: list[Cycle], max_mib: int = 8) -> None:
+def record(directory: Path, cycles: list[Cycle], max_mib: int = 8) -> None:
     writer = Recorder(directory, max_mib, "1.2.3", retry_s=0.0)
-    for done, finished in enumerate(rounds, 1):
+    for done, finished in enumerate(cycles, 1):
         writer.publish(finished)
-        wait_for(lambda done=done: writer.state.rounds + writer.state.lost_rounds >= done)
+        wait_for(lambda done=done: writer.state.cycles + writer.state.lost_cycles >= done)
     writer.close()
-    assert writer.state.lost_rounds == 0
+    assert writer.state.lost_cycles == 0
 
 
-def test_rounds_come_back_exactly_and_each_knows_the_one_before_it(tmp_path: Path) -> None:
-    rounds = [full_cycle(seq, cgroups=3) for seq in range(1, 6)]
-    record(tmp_path, rounds)
+def test_cycles_come_back_exactly_and_each_knows_the_one_before_it(tmp_path: Path) -> None:
+    cycles = [full_cycle(seq, cgroups=3) for seq in range(1, 6)]
+    record(tmp_path, cycles)
     back = listed(tmp_path)
-    assert back == rounds
+    assert back == cycles
     assert isinstance(back[0].snapshot.node.run_delay_ns, dict)
     assert back[2].previous is back[1].snapshot
 
 
-def test_a_gap_and_another_boot_leave_the_round_before_unknown(tmp_path: Path) -> None:
+def test_a_gap_and_another_boot_leave_the_cycle_before_unknown(tmp_path: Path) -> None:
     other = msgspec.structs.replace(full_cycle(3).snapshot, boot_id="another")
-    rounds = [full_cycle(1), full_cycle(2), msgspec.structs.replace(full_cycle(3), snapshot=other), full_cycle(9)]
-    record(tmp_path, rounds)
+    cycles = [full_cycle(1), full_cycle(2), msgspec.structs.replace(full_cycle(3), snapshot=other), full_cycle(9)]
+    record(tmp_path, cycles)
     back = listed(tmp_path)
     assert [r.snapshot.seq for r in back] == [1, 2, 3, 9]
     assert [r.previous is None for r in back] == [True, False, True, True]
@@ -105,7 +105,7 @@ def test_any_text_comes_back_exactly(stat: dict[str, int], name: str) -> None:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A segment of four rounds, each whole."""
+    """A segment of four cycles, each whole."""
     path = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(recorder_module, "KEY_RECORD_INTERVAL", 1)
@@ -121,7 +121,7 @@ def test_a_segment_says_what_it_is(full: bytes) -> None:
     assert records.startswith(segments.RECORD_MARK)
 
 
-def test_a_tail_that_was_cut_anywhere_costs_the_last_round_alone(tmp_path: Path, full: bytes) -> None:
+def test_a_tail_that_was_cut_anywhere_costs_the_last_cycle_alone(tmp_path: Path, full: bytes) -> None:
     path = tmp_path / "00000001.dioptase"
     last = full.rindex(segments.RECORD_MARK)
     for cut in [last + 1, last + 4, last + segments.RECORD_FRAME.size, last + 100, len(full) - 1]:
@@ -159,7 +159,7 @@ def test_damage_is_logged_without_a_callback(tmp_path: Path, full: bytes, caplog
     assert "00000001.dioptase: the last record is cut short; " in caplog.text
 
 
-def test_damage_in_the_middle_costs_that_round_alone(tmp_path: Path, full: bytes) -> None:
+def test_damage_in_the_middle_costs_that_cycle_alone(tmp_path: Path, full: bytes) -> None:
     second = full.index(segments.RECORD_MARK, full.index(segments.RECORD_MARK) + 1)
     damaged = bytearray(full)
     damaged[second + 60] ^= 1
@@ -171,10 +171,10 @@ def test_damage_in_the_middle_costs_that_round_alone(tmp_path: Path, full: bytes
     assert problems[0][1].startswith("a record is damaged; ")
 
 
-def test_only_what_changed_is_recorded_and_every_sixtieth_round_is_whole(tmp_path: Path) -> None:
-    rounds = [full_cycle(seq, cgroups=5) for seq in range(1, 2 * segments.KEY_RECORD_INTERVAL + 3)]
-    record(tmp_path, rounds)
-    assert listed(tmp_path) == rounds
+def test_only_what_changed_is_recorded_and_every_sixtieth_cycle_is_whole(tmp_path: Path) -> None:
+    cycles = [full_cycle(seq, cgroups=5) for seq in range(1, 2 * segments.KEY_RECORD_INTERVAL + 3)]
+    record(tmp_path, cycles)
+    assert listed(tmp_path) == cycles
     _sizes, flags = frames(segment_paths(tmp_path)[0].read_bytes())
     assert [at for at, flag in enumerate(flags) if flag == 0] == [
         0,
@@ -182,9 +182,9 @@ def test_only_what_changed_is_recorded_and_every_sixtieth_round_is_whole(tmp_pat
         2 * segments.KEY_RECORD_INTERVAL,
     ]
     still = msgspec.structs.replace(
-        rounds[-1], snapshot=msgspec.structs.replace(rounds[-1].snapshot, seq=999), evictions=None, kills=()
+        cycles[-1], snapshot=msgspec.structs.replace(cycles[-1].snapshot, seq=999), evictions=None, kills=()
     )
-    assert len(pack_cycle(still, rounds[-1])) < len(pack_cycle(still)) / 4, (
+    assert len(pack_cycle(still, cycles[-1])) < len(pack_cycle(still)) / 4, (
         "a node where nothing moves costs next to nothing"
     )
 
@@ -276,12 +276,12 @@ def test_a_record_that_unpacks_to_gigabytes_costs_no_memory(tmp_path: Path, full
     assert (done.stdout, done.stderr) == ("4\n", "")
 
 
-def test_a_round_that_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_that_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Recorder(tmp_path, 8, "1", retry_s=0.0)
     with monkeypatch.context() as patched:
         patched.setattr(segments, "MAX_CYCLE_BYTES", 1000)
         writer.publish(busy_cycle(1))
-        wait_for(lambda: writer.state.lost_rounds == 1)
+        wait_for(lambda: writer.state.lost_cycles == 1)
     with pytest.raises(Unavailable, match=r"a cycle has .* bytes, and recordings allow 1000") as lines:
         writer.read({})
     assert "maxCgroups" in lines.value.remedy
@@ -356,13 +356,13 @@ def test_the_oldest_go_when_the_bound_is_reached_and_nothing_else(
     monkeypatch.setattr(recorder_module, "MIB", 1 << 15)  # eight "MiB" of 32 kB: segments of 32 kB
     mine = tmp_path / "mine.txt"
     mine.write_text("x" * 100_000)
-    rounds = [busy_cycle(seq, cgroups=40) for seq in range(1, 120)]
-    record(tmp_path, rounds)
+    cycles = [busy_cycle(seq, cgroups=40) for seq in range(1, 120)]
+    record(tmp_path, cycles)
     size = sum(path.stat().st_size for path in segment_paths(tmp_path))
     assert size <= 8 * (1 << 15)
     back = listed(tmp_path)
-    assert 1 < len(back) < len(rounds)
-    assert back[1:] == rounds[-len(back) + 1 :], "the newest, without a gap"
+    assert 1 < len(back) < len(cycles)
+    assert back[1:] == cycles[-len(back) + 1 :], "the newest, without a gap"
     assert mine.exists()
 
 
@@ -399,9 +399,9 @@ def test_a_segment_that_is_taken_away_is_followed_by_another(
         if seq == 3:
             take(directory / "00000001.dioptase")
         writer.publish(busy_cycle(seq))
-        wait_for(lambda seq=seq: writer.state.rounds == seq)
+        wait_for(lambda seq=seq: writer.state.cycles == seq)
     writer.close()
-    assert (writer.state.writable, writer.state.lost_rounds) == (True, 0)
+    assert (writer.state.writable, writer.state.lost_cycles) == (True, 0)
     assert [r.snapshot.seq for r in listed(directory, [])] == [3, 4]
     assert writer.state.size_bytes == sum(path.stat().st_size for path in segment_paths(directory))
     assert [r.getMessage() for r in caplog.records] == [
@@ -415,7 +415,7 @@ def test_every_problem_of_the_directory_has_its_own_remedy(tmp_path: Path) -> No
     directory.rmdir()
     directory.write_text("")
     writer.publish(busy_cycle(1))
-    wait_for(lambda: writer.state.lost_rounds == 1)
+    wait_for(lambda: writer.state.lost_cycles == 1)
     with pytest.raises(Unavailable, match="File exists") as lines:
         writer.read({})
     assert "check the directory" in lines.value.remedy
@@ -463,21 +463,21 @@ def test_numbers_go_on_beyond_eight_digits(tmp_path: Path) -> None:
     assert [r.snapshot.seq for r in listed(tmp_path, [])] == [1, 2]
 
 
-def test_a_disk_slower_than_rounds_costs_rounds_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_slower_than_cycles_costs_cycles_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = recorder_module.threading.Event()
-    monkeypatch.setattr(recorder_module, "pack_cycle", lambda *rounds: stuck.wait(PATIENCE_S) and pack_cycle(*rounds))
+    monkeypatch.setattr(recorder_module, "pack_cycle", lambda *cycles: stuck.wait(PATIENCE_S) and pack_cycle(*cycles))
     writer = Recorder(tmp_path, 8, "1")
     for seq in range(1, 21):
         writer.publish(busy_cycle(seq))
     stuck.set()
-    wait_for(lambda: writer.state.rounds + writer.state.lost_rounds == 20)
+    wait_for(lambda: writer.state.cycles + writer.state.lost_cycles == 20)
     writer.close()
-    assert writer.state.lost_rounds >= 20 - recorder_module.MAX_QUEUED_CYCLES - 1
-    assert len(listed(tmp_path)) == writer.state.rounds
+    assert writer.state.lost_cycles >= 20 - recorder_module.MAX_QUEUED_CYCLES - 1
+    assert len(listed(tmp_path)) == writer.state.cycles
 
 
 def test_losses_of_both_threads_are_all_counted(tmp_path: Path) -> None:
-    """Between any two steps of `publish` the thread that writes may lose a round, too; here it always does."""
+    """Between any two steps of `publish` the thread that writes may lose a cycle, too; here it always does."""
     writer = Recorder(tmp_path, 8, "1")
     writer.close()
     for seq in range(recorder_module.MAX_QUEUED_CYCLES):
@@ -501,7 +501,7 @@ def test_losses_of_both_threads_are_all_counted(tmp_path: Path) -> None:
     finally:
         sys.settrace(before)
     assert lost > 10
-    assert writer.state.lost_rounds == lost + 1
+    assert writer.state.lost_cycles == lost + 1
 
 
 @pytest.fixture
@@ -528,22 +528,22 @@ def test_a_full_disk_stops_the_recording_says_so_and_lets_it_go_on(
     writer = Recorder(small_disk, 8, "1", retry_s=0.0)
     with caplog.at_level(logging.INFO):
         writer.publish(busy_cycle(1, cgroups=20))
-        wait_for(lambda: writer.state.rounds == 1)
+        wait_for(lambda: writer.state.cycles == 1)
         assert writer.read({}).cgroups == {}
         room = os.statvfs(small_disk)
         ballast.write_bytes(b"x" * (room.f_bavail * room.f_frsize))
         seq = 2
         while writer.state.writable:
             writer.publish(busy_cycle(seq, cgroups=20))
-            wait_for(lambda seq=seq: writer.state.rounds + writer.state.lost_rounds == seq)
+            wait_for(lambda seq=seq: writer.state.cycles + writer.state.lost_cycles == seq)
             seq += 1
         with pytest.raises(Unavailable, match="No space left on device") as lines:
             writer.read({})
         assert "--record" in lines.value.remedy
-        good = writer.state.rounds
+        good = writer.state.cycles
         for more in range(seq, seq + 3):
             writer.publish(busy_cycle(more, cgroups=20))
-            wait_for(lambda more=more: writer.state.lost_rounds == more - good)
+            wait_for(lambda more=more: writer.state.lost_cycles == more - good)
         assert len(listed(small_disk)) == good, "nothing is half written"
         ballast.unlink()
         writer.publish(busy_cycle(seq + 3, cgroups=20))

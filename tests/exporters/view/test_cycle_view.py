@@ -1,4 +1,4 @@
-"""What a person sees of a round: numbers that tests/builders/interference_node.py lists, and what is never made up."""
+"""What a person sees of a cycle: numbers that tests/builders/interference_node.py lists, and what is never made up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of(view: View, cgroup: str) -> ContainerView:
 
 
 def changed(finished: Cycle, cgroup: str, **fields: object) -> Cycle:
-    """The round with other values in one cgroup of its snapshot."""
+    """The cycle with other values in one cgroup of its snapshot."""
     sample = msgspec.structs.replace(finished.snapshot.cgroups[cgroup], **fields)
     snapshot = msgspec.structs.replace(finished.snapshot, cgroups={**finished.snapshot.cgroups, cgroup: sample})
     return msgspec.structs.replace(finished, snapshot=snapshot)
@@ -254,7 +254,7 @@ def test_what_is_kept_of_the_past_is_what_pictures_over_time_show() -> None:
     assert then.node.zones == ()
 
 
-def test_the_first_round_has_no_rates() -> None:
+def test_the_first_cycle_has_no_rates() -> None:
     view = build_view(interference_cycles(1)[0])
     assert view.others == ()
     assert view.containers[0].blame is None
@@ -279,7 +279,7 @@ def test_what_is_said_of_the_node_as_a_whole_is_seen() -> None:
 
 
 def with_worker(finished: Cycle) -> Cycle:
-    """The round with a cgroup below web's that does what the batch job does, and waits for web, too."""
+    """The cycle with a cgroup below web's that does what the batch job does, and waits for web, too."""
     both = []
     for observed, ms in ((finished.previous, 0), (finished.snapshot, 7)):
         assert observed is not None

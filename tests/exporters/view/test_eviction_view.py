@@ -53,7 +53,7 @@ def points(observed: MetricsState, name: str) -> dict[tuple[str, ...], float]:
         ),
     ],
 )
-def test_two_rounds_as_metrics(name: str, expected: dict[tuple[str, ...], float]) -> None:
+def test_two_cycles_as_metrics(name: str, expected: dict[tuple[str, ...], float]) -> None:
     assert points(MetricsState(version="1").after(reported(1)).after(reported(2)), name) == expected
 
 
