@@ -6,13 +6,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
 
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from common.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class _TaskFailure(msgspec.Struct, frozen=True):
 
 
 class SupervisedTasks:
-    """Starts and restarts background tasks; also a component (api.interfaces.Probe) that reports the failed ones."""
+    """Starts and restarts background tasks; also a HealthReporter of the failed ones."""
 
     name, form = "tasks", "tended"
     lost_events = None
@@ -48,9 +48,6 @@ class SupervisedTasks:
         """Run the task until the exit stack is closed, which waits for the task to release its resources."""
         self.stack.push_async_callback(_cancel_and_wait, asyncio.create_task(self._supervise(name, work)))
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - as in Probe
-        return ProbeReading()
-
     def problem(self) -> Unavailable | None:
         """Tasks that failed and have not recovered yet."""
         failures = sorted(item for item in self._failures.items() if not self._recovered(item[1]))
@@ -58,9 +55,6 @@ class SupervisedTasks:
             return None
         reason = "; ".join(f"{name} failed because of a bug and was restarted: {fail.error}" for name, fail in failures)
         return Unavailable(reason, "report it with the agent's log, which has the traceback")
-
-    def close(self) -> None:
-        """Do nothing: the exit stack ends the tasks."""
 
     async def _supervise(self, name: str, work: TaskFunction) -> None:
         while True:

@@ -19,7 +19,7 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.pods.kubelet_pods import KubeletPodSource
 from agent.sensors.pods.pod_spec import PodParsingContext
 from api.decision import ActMode, Outcome
-from api.interfaces import Probe, Unavailable
+from api.interfaces import HealthReporter, Unavailable
 
 log = logging.getLogger("dioptase")
 NRI_SOCKET = Path("/var/run/nri/nri.sock")
@@ -62,7 +62,7 @@ class NriLifecycle:
         self._plugin = NriPlugin(socket, context, open_signed_annotations(state_dir), config.kubelet.nri_patience_s)
 
     @property
-    def probes(self) -> tuple[Probe, ...]:
+    def reporters(self) -> tuple[HealthReporter, ...]:
         """Health of the NRI connection."""
         return () if self._plugin is None else (self._plugin.source,)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from api.decision import Outcome
-from api.interfaces import Probe
+from api.interfaces import HealthReporter
 
 if TYPE_CHECKING:
     from agent.advisor.preview import PreviewInputs
@@ -19,7 +19,7 @@ class NullRuntime:
     """Replaces NriLifecycle if the pods come from a file: it does nothing."""
 
     pending_originals: PendingOriginals | None = None
-    probes: tuple[Probe, ...] = ()
+    reporters: tuple[HealthReporter, ...] = ()
     answers: Mapping[str, int] = {}
 
     def start(self, preview_inputs: Callable[[], PreviewInputs | None]) -> None: ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from exporters.otel.environment import read_otlp_settings
 from exporters.prometheus.families import AgentInfo
 
@@ -34,20 +34,14 @@ def start_otel(environ: Mapping[str, str], about: Callable[[], AgentInfo] = Agen
 
 
 class OtelUnavailable:
-    """Replaces a sink that cannot start: a component that reports the reason in every cycle."""
+    """Replaces a sink that cannot start: a HealthReporter of the reason."""
 
     name, form = "opentelemetry", "off"
     lost_events = None
 
-    def __init__(self, why: Unavailable) -> None:
-        self._why = why
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - signature of Probe
-        raise Unavailable(self._why.reason, self._why.remedy)
+    def __init__(self, reason: Unavailable) -> None:
+        self._reason = reason
 
     def problem(self) -> Unavailable | None:
-        """Return None: `read` raises every problem."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing."""
+        """Return why the sink could not start."""
+        return self._reason
