@@ -205,9 +205,7 @@ class Sensor:
             return ()
         more = f" and {len(self._unrelated_pairs) - 1} more" if len(self._unrelated_pairs) > 1 else ""
         error = f"CPU priority holds among siblings only, and these cgroups are none: {self._unrelated_pairs[0]}{more}"
-        return (
-            ComponentHealth(name="pod-siblings", ok=False, error=error, remedy="place them below one parent cgroup"),
-        )
+        return _unhealthy("pod-siblings", error, "place them below one parent cgroup")
 
     def _missing_cgroups(self, cgroups: Mapping[str, CgroupSample], now_ns: int) -> tuple[ComponentHealth, ...]:
         """Report listed containers without a cgroup in one line: a typo would silently leave a pod unprotected."""
@@ -226,22 +224,14 @@ class Sensor:
         if not overdue:
             return ()
         remedy = "start the pod, or correct the path in the pods file: it is relative to the cgroup root, like /web"
-        return (
-            ComponentHealth(
-                name="pod-cgroups",
-                ok=False,
-                error=f"there is no cgroup {join_first(overdue, MAX_NAMES_SHOWN)}",
-                remedy=remedy,
-            ),
-        )
+        return _unhealthy("pod-cgroups", f"there is no cgroup {join_first(overdue, MAX_NAMES_SHOWN)}", remedy)
 
     def _indicator_status(self) -> tuple[ComponentHealth, ...]:
         errors = self._indicators.errors()
         if not errors:
             return ()
         error = join_first([f"{pod}: {reason}" for pod, reason in sorted(errors.items())], MAX_NAMES_SHOWN, "; ")
-        remedy = "correct the annotations or the endpoint of these pods"
-        return (ComponentHealth(name="indicator-pods", ok=False, error=error, remedy=remedy),)
+        return _unhealthy("indicator-pods", error, "correct the annotations or the endpoint of these pods")
 
     def _observe(self, name: str, read: Callable[[], T], default: T, source: RunqLatencySource | HealthReporter) -> T:
         """Read under a guard and add the source's own problem and its lost events to its status."""
@@ -284,6 +274,10 @@ class Sensor:
         return True
 
 
+def _unhealthy(name: str, error: str, remedy: str) -> tuple[ComponentHealth, ...]:
+    return (ComponentHealth(name=name, ok=False, error=error, remedy=remedy),)
+
+
 def _annotation_status(pods: tuple[Pod, ...]) -> tuple[ComponentHealth, ...]:
     """Report pods with invalid labels or annotations in one line; each reason has its own remedy."""
     lines = [f"{pod.key}: {problem}" for pod in pods for problem in pod.problems]
@@ -291,7 +285,7 @@ def _annotation_status(pods: tuple[Pod, ...]) -> tuple[ComponentHealth, ...]:
         return ()
     more = f"; and {len(lines) - 1} more" if len(lines) > 1 else ""
     remedy = "correct the labels and annotations of these pods; the snapshot lists all of them in `problems`"
-    return (ComponentHealth(name="pod-annotations", ok=False, error=f"{lines[0]}{more}", remedy=remedy),)
+    return _unhealthy("pod-annotations", f"{lines[0]}{more}", remedy)
 
 
 def _controller_status(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[ComponentHealth, ...]:
@@ -308,14 +302,7 @@ def _controller_status(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample
         return ()
     above = uncontrolled[0].rpartition("/")[0]
     remedy = f"enable it in all parents, the last one: echo +cpu > /sys/fs/cgroup{above}/cgroup.subtree_control"
-    return (
-        ComponentHealth(
-            name="pod-controllers",
-            ok=False,
-            error=f"no cpu controller in {join_first(uncontrolled, MAX_NAMES_SHOWN)}",
-            remedy=remedy,
-        ),
-    )
+    return _unhealthy("pod-controllers", f"no cpu controller in {join_first(uncontrolled, MAX_NAMES_SHOWN)}", remedy)
 
 
 def _unrelated_cgroup_pairs(pods: tuple[Pod, ...], root: str) -> list[str]:
