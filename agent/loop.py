@@ -289,7 +289,7 @@ class Loop:
     def _advise_and_act(self, draft: _CycleDraft) -> None:
         """Evaluates the policy and applies its decisions. `draft.stage` names the part that is at work."""
         snapshot, now_ns = draft.snapshot, draft.now_ns
-        draft.rates = rates_since(self._previous, snapshot, None)
+        draft.rates = rates_since(self._previous, snapshot)
         inside = cgroups_by_container(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
         self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
         if self._act is ActMode.OFF:

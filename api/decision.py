@@ -153,7 +153,7 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         previous, snapshot, shared = self.__dict__.get(_RATES, (None, None, None))
         rates: Rates | None = shared
         if previous is not self.previous or snapshot is not self.snapshot:
-            rates = rates_since(self.previous, self.snapshot, None)
+            rates = rates_since(self.previous, self.snapshot)
             self.share_rates(rates)
         return rates
 

@@ -121,12 +121,12 @@ def compute_rates(previous: Snapshot, current: Snapshot) -> Rates | None:
     return Rates(node=_node_rates(previous, current, interval_ns), cgroups=cgroups)
 
 
-def rates_since(previous: Snapshot | None, current: Snapshot, known: Rates | None) -> Rates | None:
-    """Return `known` if these are the rates since `previous`, and compute them otherwise; None without a previous snapshot."""
+def rates_since(previous: Snapshot | None, current: Snapshot, shared: Rates | None = None) -> Rates | None:
+    """Return `shared` if these are the rates since `previous`, and compute them otherwise; None without a previous snapshot."""
     if previous is None:
         return None
-    if known is not None and known.node.interval_ns == current.taken_at_ns - previous.taken_at_ns:
-        return known
+    if shared is not None and shared.node.interval_ns == current.taken_at_ns - previous.taken_at_ns:
+        return shared
     return compute_rates(previous, current)
 
 

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from agent.reporter.cnr_inputs import NO_TOPOLOGY_POLICY, CnrInputs
 from agent.sensors.node.machine import read_hardware
-from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller, KubeletConfiguration
 from api.interfaces import Unavailable
 from api.node_resources import NodeAllocatable, PodAllocation
+
+if TYPE_CHECKING:
+    from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller, KubeletConfiguration
 
 POLL_INTERVAL_S = 10.0
 POLLS_PER_FULL_REFRESH = 30

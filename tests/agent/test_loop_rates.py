@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.preview import preview_decisions
 from agent.config.config import AgentConfig
 from agent.reporter.cnr import node_metric_status
 from api import rates
+from api.measurements import KubeletManagers
 from api.qos import QoSLevel
 from api.rates import NodeRates, Rates, rates_since, with_busy_limit
 from api.snapshot import Snapshot
@@ -16,6 +18,7 @@ from exporters.prometheus.families import MetricsState, metric_families
 from exporters.view.cycle_view import build_view
 from tests.agent.advisor.builders import S, pod
 from tests.agent.test_loop import Scripted, loop_over, small_snapshot
+from tests.builders.four_cpu_node import busy_snapshot
 
 EVERYTHING = msgspec.convert(
     {
@@ -69,6 +72,24 @@ async def test_a_cycle_after_a_failed_one_has_the_rates_since_the_last_evaluated
     assert computed[before:] == [S, 2 * S], "the sinks have the last second, the advisor both"
     assert finished.rates is not None
     assert finished.rates.node.interval_ns == S
+
+
+@pytest.mark.parametrize("config", [AgentConfig(), EVERYTHING])
+def test_shared_rates_give_the_results_of_rates_that_the_policy_computes(config: AgentConfig) -> None:
+    """The kubelet has made two of four CPUs exclusive, so that the policy's node has fewer CPUs than the shared rates'."""
+    shared_state = own_state = PolicyState()
+    previous: Snapshot | None = None
+    for seq in range(1, 4):
+        snapshot = busy_snapshot(seq)
+        exclusive = KubeletManagers(cpu="static", memory="none", exclusive={"u": {"main": (2, 3)}})
+        snapshot = msgspec.structs.replace(snapshot, node=msgspec.structs.replace(snapshot.node, kubelet=exclusive))
+        rates, now_ns = rates_since(previous, snapshot), snapshot.taken_at_ns
+        shared, shared_state = evaluate_policy(snapshot, config, shared_state, now_ns, rates=rates)
+        own, own_state = evaluate_policy(snapshot, config, own_state, now_ns)
+        assert shared == own
+        previous = snapshot
+    assert rates is not None
+    assert rates.node.busy_cores is not None
 
 
 def test_rates_belong_to_the_snapshots_of_their_cycle() -> None:
