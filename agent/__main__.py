@@ -24,7 +24,6 @@ import msgspec
 from agent import components
 from agent.config.config import AgentConfig
 from agent.config.loader import ConfigError, NodeCheck
-from agent.eviction_components import open_evictor
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.log import CycleLog
@@ -47,7 +46,7 @@ from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import STALL_US, WINDOW_US, PsiTriggerSet
 from api import VERSION
 from api.decision import ActMode
-from api.interfaces import CycleSink, PodSource, Probe, RunqLatencySource, Unavailable
+from api.interfaces import CycleSink, HealthReporter, PodSource, RunqLatencySource, Unavailable
 from common.http.token_review import TokenReviewer
 from common.http.web_config import WebConfig
 from common.supervised_tasks import SupervisedTasks
@@ -169,15 +168,13 @@ def _static_pods(path: Path | None, config: AgentConfig) -> PodSource:
     return NoPods() if path is None else StaticPods(path, _pod_parsing_context(config))
 
 
-async def _open_pod_source(
+async def _open_pod_inputs(
     options: AgentOptions, config: AgentConfig, hierarchy: Hierarchy, pods: PodSource, tasks: SupervisedTasks
-) -> tuple[PodSource, tuple[Probe, ...], int]:
-    """Returns the pod source, its health, and for how long it may list a container that has ended (ns)."""
+) -> components.PodInputs:
     if not options.kubelet:
-        return pods, (), 0
+        return components.PodInputs(pods=pods)
     named = msgspec.structs.replace(config, kubelet=config.kubelet.named(options.node))
-    source, probes = await components.open_kubelet(named, _pod_parsing_context(config), hierarchy, tasks)
-    return source, probes, components.ended_container_listing_ns(config)
+    return await components.open_kubelet(named, _pod_parsing_context(config), hierarchy, tasks)
 
 
 def _pod_parsing_context(config: AgentConfig) -> PodParsingContext:
@@ -191,9 +188,7 @@ class _Parts(msgspec.Struct, kw_only=True):
     act: ActMode
     hierarchy: Hierarchy
     state: components.StateLocation
-    pods: PodSource
-    pod_health: tuple[Probe, ...]
-    ended_listing_ns: int
+    inputs: components.PodInputs
     files: KnobWriter
     originals: OriginalsJournal | None
     cluster: components.ClusterConnection
@@ -218,9 +213,9 @@ async def _run(
         directory = None if parts.originals is None else options.state_dir
         journals = components.open_journals(directory, stack, evicting=parts.evictor is not None)
         exporters = await _open_exporters(options, parts, journals, stack)
-        exporters.sinks += await parts.cluster.join(parts.config, act, parts.evictor, tasks, parts.pods)
+        exporters.sinks += await parts.cluster.join(parts.config, act, parts.evictor, tasks, parts.inputs.pods)
         indicators = PodIndicatorScraper()
-        sensor = _open_sensor(options, parts, indicators, (exporters.probes, (tasks,)), stack)
+        sensor = _open_sensor(options, parts, indicators, (exporters.reporters, (tasks,)), stack)
         if options.malachite is not None:
             exporters.sinks.append(await _open_malachite(*options.malachite, parts.hierarchy, stack))
         loop = _open_loop(options, parts, sensor, exporters, stack)
@@ -254,10 +249,11 @@ async def _open_parts(
     file, config, check_node = settings
     hierarchy, state, stack = detect_hierarchy(PROC), (options.state_dir, read_boot_id(PROC)), tasks.stack
     files = stack.enter_context(closing(components.open_knob_writer(config, hierarchy, kubelet=options.kubelet)))
-    pods, pod_health, ended_listing_ns = await _open_pod_source(options, config, hierarchy, pods, tasks)
+    inputs = await _open_pod_inputs(options, config, hierarchy, pods, tasks)
+    pods = inputs.pods
     originals, originals_warnings = _open_originals(options, stack)
     state_dir = options.state_dir if originals else None
-    cluster = components.ClusterConnection(options.node, state_dir, kubelet=options.kubelet)
+    cluster = components.ClusterConnection(options.node, state_dir, inputs.configuration)
     config, cluster_warnings = cluster.open(file, config, check_node)
     act, act_warnings = _effective_act(options.act, files, originals, pods, config)
     latencies, probes, latency_warnings = _open_probes(config, hierarchy, stack, watching=isinstance(pods, NoPods))
@@ -267,16 +263,14 @@ async def _open_parts(
         act=act,
         hierarchy=hierarchy,
         state=state,
-        pods=pods,
-        pod_health=pod_health,
-        ended_listing_ns=ended_listing_ns,
+        inputs=inputs,
         files=files,
         originals=originals,
         cluster=cluster,
         latencies=latencies,
         probes=probes,
         node_knobs=node_knobs,
-        evictor=open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet),
+        evictor=components.open_evictor(config, act, hierarchy, stack, node=options.node, kubelet=options.kubelet),
         runtime=components.open_nri_lifecycle(config, act, pods, hierarchy, _pod_parsing_context(config), state[0]),
         act_warnings=act_warnings,
         startup_warnings=(
@@ -293,7 +287,7 @@ def _open_sensor(
     options: AgentOptions,
     parts: _Parts,
     indicators: PodIndicatorScraper,
-    health: tuple[Sequence[Probe], Sequence[Probe]],
+    health: tuple[Sequence[HealthReporter], Sequence[HealthReporter]],
     stack: AsyncExitStack,
 ) -> Sensor:
     """Opens the readers. `health` is that of exporters, and of components that live on the event loop."""
@@ -302,19 +296,20 @@ def _open_sensor(
     stack.callback(cgroups.close)
     node = NodeReader(PROC, SYS)
     stack.callback(node.close)
-    exporters, loop_probes = health
-    hardware = components.open_hardware_probes(parts.config, SYS)
+    exporters, loop_reporters = health
+    hardware = components.open_hardware_reporters(parts.config, SYS)
     return Sensor(
         cgroups=cgroups,
         node=node,
         sys=SYS,
-        pods=parts.pods,
+        pods=parts.inputs.pods,
         waits=parts.latencies,
         indicators=indicators,
-        probes=(*parts.probes.probes, *parts.pod_health, *exporters, *hardware, *parts.runtime.probes),
-        loop_probes=(*parts.cluster.sources, *loop_probes),
+        probes=(*parts.probes.probes, *parts.inputs.probes),
+        reporters=(*parts.inputs.reporters, *exporters, *hardware, *parts.runtime.reporters),
+        loop_reporters=(*parts.cluster.reporters, *loop_reporters),
         reclaim_root=parts.config.memory.reclaim_root,
-        patience_ns=parts.ended_listing_ns,
+        patience_ns=parts.inputs.ended_listing_ns,
     )
 
 
@@ -330,7 +325,7 @@ def _open_loop(
         actuator=Actuator(parts.files, parts.originals, parts.act, parts.runtime.pending_originals),
         sinks=exporters.sinks,
         thread_sinks=exporters.thread_sinks,
-        before_cycle=sensor.read_loop_probes,
+        before_cycle=sensor.read_loop_reporters,
         triggers=_open_triggers(parts.hierarchy, stack),
         evictor=parts.evictor,
         node_knobs=parts.node_knobs,
@@ -423,7 +418,7 @@ class _Exporters(msgspec.Struct):
     """Sinks that use objects of the event loop."""
     thread_sinks: list[CycleSink]
     """Sinks that write files or have a thread, published in the cycle thread, before `sinks`."""
-    probes: list[Probe]
+    reporters: list[HealthReporter]
 
 
 async def _open_exporters(
@@ -452,9 +447,9 @@ async def _open_exporters(
         )
 
     spans = None
-    probes: list[Probe] = [] if recorder is None else [recorder]
+    reporters: list[HealthReporter] = [] if recorder is None else [recorder]
     if any(name.startswith("OTEL_") for name in os.environ):
-        spans = _open_otel(agent_info, probes)
+        spans = _open_otel(agent_info, reporters)
     if spans is not None:
         stack.callback(spans.close)
     server = AgentWebServer(
@@ -473,11 +468,11 @@ async def _open_exporters(
     host = f"[{options.host}]" if ":" in options.host else options.host
     log.info("page, API and metrics on http%s://%s:%d", "s" if server.encrypted else "", host, port)
     thread_sinks = (journal, evictions, CycleLog(), spans, recorder)
-    return _Exporters([server], [sink for sink in thread_sinks if sink is not None], probes)
+    return _Exporters([server], [sink for sink in thread_sinks if sink is not None], reporters)
 
 
-def _open_otel(about: Callable[[], AgentInfo], probes: list[Probe]) -> OtelSink | None:
-    """Opens the OpenTelemetry exporter. If it cannot start, a component that reports the reason is added to `probes`."""
+def _open_otel(about: Callable[[], AgentInfo], reporters: list[HealthReporter]) -> OtelSink | None:
+    """Opens the OpenTelemetry exporter. If it cannot start, a component that reports the reason is added to `reporters`."""
     from exporters.otel import startup  # noqa: PLC0415 - most agents are scraped
 
     try:
@@ -485,7 +480,7 @@ def _open_otel(about: Callable[[], AgentInfo], probes: list[Probe]) -> OtelSink 
     except Unavailable as error:
         # The node needs its agent with or without telemetry.
         log.error("nothing is sent to OpenTelemetry: %s: %s", error.reason, error.remedy)
-        probes.append(startup.OtelUnavailable(error))
+        reporters.append(startup.OtelUnavailable(error))
         return None
 
 

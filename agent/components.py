@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from agent.config.config import AgentConfig
+from agent.config.eviction import EvictionConfig
 from agent.config.loader import NodeCheck, build_config, find_runtime_socket, load_document
-from agent.eviction_components import open_eviction_components
+from agent.eviction.evictor_by_qos_level import (
+    API_METHODS,
+    CONTAINER_METHOD,
+    SIGNAL_METHOD,
+    EvictorByQosLevel,
+)
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.forecast_file import ForecastFile
@@ -30,16 +36,19 @@ from agent.sensors.pods.static_pods import NoPods, StaticPods
 from api import VERSION
 from api.decision import ActMode
 from api.diagnostics import DoctorCheck, EffectiveConfiguration
-from api.interfaces import CycleSink, PodSource, Probe, Unavailable
+from api.interfaces import CycleSink, HealthReporter, PodSource, Probe, Unavailable
 from common.grpc_calls import CALL_COUNTS
 from common.supervised_tasks import SupervisedTasks
 
 if TYPE_CHECKING:
     from agent.dynamic_config.follow import CustomNodeConfigFollower, DynamicConfig
-    from agent.eviction.runner import EvictionRunner
+    from agent.eviction.eviction_records import EvictionRecords
+    from agent.eviction.runner import EvictionRunner, PodDetails, PodEvictor
+    from agent.katalyst.external_evictions import ExternalEvictionPlugins
     from agent.katalyst.peers import KatalystPeers
     from agent.qrm.actuator.node_knobs import NodeKnobs
     from agent.reporter.cnr_writer import CnrWriter
+    from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller
     from api.node_resources import ReportedField
     from kube.client import KubeClient
 
@@ -80,7 +89,25 @@ def open_knob_writer(config: AgentConfig, hierarchy: Hierarchy, *, kubelet: bool
     return CriKnobWriter(hierarchy, socket)
 
 
-def open_hardware_probes(config: AgentConfig, sys: Path) -> tuple[Probe, ...]:
+def open_evictor(
+    config: AgentConfig, act: ActMode, hierarchy: Hierarchy, stack: AsyncExitStack, *, node: str, kubelet: bool
+) -> EvictionRunner | None:
+    """Opens the eviction manager if a plugin is enabled, runs at a socket, or may be enabled by dynamic configuration.
+
+    It evicts pods only if the agent acts. Raises Unavailable.
+    """
+    if not (config.eviction.plugins or config.eviction.plugin_sockets or node) or act is ActMode.OFF:
+        return None
+    from agent.eviction.runner import EvictionRunner  # noqa: PLC0415
+
+    pod_evictor = None
+    if act is ActMode.ON:
+        pod_evictor = open_pod_evictor(config.eviction, hierarchy, node=node, kubelet=kubelet)
+        stack.callback(pod_evictor.close)
+    return EvictionRunner(config, pod_evictor)
+
+
+def open_hardware_reporters(config: AgentConfig, sys: Path) -> tuple[HealthReporter, ...]:
     """Opens the components that report which hardware support of an enabled feature is missing."""
     if not config.power.enable:
         return ()
@@ -129,36 +156,56 @@ def open_node_knobs(
         return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)
 
 
+class PodInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The pod source, and what the kubelet provides besides pods."""
+
+    pods: PodSource
+    ended_listing_ns: int = 0
+    """For how long a container that ended may still be listed."""
+    probes: tuple[Probe, ...] = ()
+    reporters: tuple[HealthReporter, ...] = ()
+    configuration: KubeletConfigPoller | None = None
+    """The kubelet's configuration; None without a kubelet."""
+
+
 async def open_kubelet(
     config: AgentConfig, context: PodParsingContext, hierarchy: Hierarchy, tasks: SupervisedTasks
-) -> tuple[PodSource, tuple[Probe, ...]]:
-    """Opens the pods of the kubelet and the container runtime, polls both once, and returns them with their health.
+) -> PodInputs:
+    """Opens the pods of the kubelet and the container runtime and the kubelet's configuration, and polls each once.
 
     A failed poll is reported as health, and repeated.
     """
     from agent.sensors.pods.kubelet_client import CONFIGZ_PATH, KubeletClient  # noqa: PLC0415 - only with a kubelet
-    from agent.sensors.pods.kubelet_managers import KubeletConfigPoller, KubeletManagersProbe  # noqa: PLC0415
+    from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller  # noqa: PLC0415
+    from agent.sensors.pods.kubelet_managers import KubeletManagersProbe  # noqa: PLC0415
     from agent.sensors.pods.kubelet_pods import KubeletPodSource  # noqa: PLC0415
     from agent.sensors.pods.pod_join import PodJoinContext  # noqa: PLC0415
 
-    runtime, socket, stack = None, find_runtime_socket(config.kubelet.runtime_socket), tasks.stack
+    kubelet, runtime, stack = config.kubelet, None, tasks.stack
+    socket = find_runtime_socket(kubelet.runtime_socket)
     if socket is not None:
         from agent.sensors.pods.cri_client import ContainerRuntimeClient  # noqa: PLC0415 - gRPC is 12 MiB
 
-        runtime = ContainerRuntimeClient(socket, config.kubelet.timeout_s)
+        runtime = ContainerRuntimeClient(socket, kubelet.timeout_s)
         stack.push_async_callback(runtime.close)
-    kubelet = await stack.enter_async_context(KubeletClient(config.kubelet))
     node = PodJoinContext(
-        parsing=context, exists=partial(cgroup_exists, hierarchy.primary), cgroup_root=config.kubelet.cgroup_root
+        parsing=context, exists=partial(cgroup_exists, hierarchy.primary), cgroup_root=kubelet.cgroup_root
     )
-    pods = KubeletPodSource(kubelet, runtime, node, config.kubelet)
+    pods = KubeletPodSource(await stack.enter_async_context(KubeletClient(kubelet)), runtime, node, kubelet)
     pods.keep_manifests = bool(config.eviction.plugin_sockets)
-    managers = KubeletConfigPoller(await stack.enter_async_context(KubeletClient(config.kubelet, CONFIGZ_PATH)))
-    await asyncio.gather(pods.poll(), managers.poll())
+    configuration = KubeletConfigPoller(await stack.enter_async_context(KubeletClient(kubelet, CONFIGZ_PATH)))
+    await asyncio.gather(pods.poll(), configuration.poll())
     tasks.begin("polling the pods", pods.run)
-    tasks.begin("polling the configuration of the kubelet", managers.run)
+    tasks.begin("polling the configuration of the kubelet", configuration.run)
     cpusets = config.advisor.policy == "canonical"
-    return pods, (*pods.probes(), KubeletManagersProbe(Path(config.kubelet.root_dir), managers, needs_cpusets=cpusets))
+    return PodInputs(
+        pods=pods,
+        # The kubelet is polled at intervals, and answers late.
+        ended_listing_ns=round(2 * (kubelet.interval_s + kubelet.timeout_s) * NS_PER_S),
+        probes=(KubeletManagersProbe(Path(kubelet.root_dir), configuration, needs_cpusets=cpusets),),
+        reporters=pods.reporters(),
+        configuration=configuration,
+    )
 
 
 def open_nri_lifecycle(
@@ -178,9 +225,32 @@ def open_nri_lifecycle(
     return NriLifecycle(config, act, pods, context, hierarchy, state_dir)
 
 
-def ended_container_listing_ns(config: AgentConfig) -> int:
-    """Returns for how long a container that ended may still be listed: the kubelet is polled at intervals, and answers late."""
-    return round(2 * (config.kubelet.interval_s + config.kubelet.timeout_s) * NS_PER_S)
+class BackgroundReporter(HealthReporter, Protocol):
+    """A component that works in a task of its own and reports its health."""
+
+    async def run(self) -> None: ...
+
+
+class ReportingComponent(BackgroundReporter, CycleSink, Protocol):
+    """A BackgroundReporter that takes cycles."""
+
+
+class OpenedComponents(msgspec.Struct):
+    """Opened components by what the agent does with them; a component may be in all three lists."""
+
+    sinks: list[CycleSink] = []
+    reporters: list[HealthReporter] = []
+    background: list[BackgroundReporter] = []
+
+    def add_sink(self, component: ReportingComponent) -> None:
+        """Adds a component that takes cycles, reports its health and works in a task."""
+        self.sinks.append(component)
+        self.add(component)
+
+    def add(self, component: BackgroundReporter) -> None:
+        """Adds a component that reports its health and works in a task."""
+        self.reporters.append(component)
+        self.background.append(component)
 
 
 class ClusterConnection:
@@ -189,17 +259,18 @@ class ClusterConnection:
     Without a node name there is no API server, and without configured sockets there are no peers.
     """
 
-    def __init__(self, node: str, state_dir: Path | None, *, kubelet: bool = False) -> None:
-        """`state_dir` holds the dynamic configuration that was applied last; None if another agent has its lock. `kubelet` says
-        whether a kubelet can be polled."""
+    def __init__(self, node: str, state_dir: Path | None, kubelet: KubeletConfigPoller | None = None) -> None:
+        """`state_dir` holds the dynamic configuration that was applied last; None if another agent has its lock. `kubelet` is
+        the configuration of the kubelet; None without one."""
         self._node, self._state_dir, self._kubelet = node, state_dir, kubelet
         self._file: Mapping[str, Any] = {}
         self._config, self._started_wall_ns = AgentConfig(), time.time_ns()
         self._dynamic: DynamicConfig | None = None
-        self._components: ClusterComponents | None = None
+        self._follower: CustomNodeConfigFollower | None = None
+        self._client: KubeClient | None = None
+        self._opened: list[OpenedComponents] = []
         self.peers: KatalystPeers | None = None
         """The Katalyst peers at sockets, after `join`."""
-        self._eviction_sources: tuple[Probe, ...] = ()
 
     def open(
         self, file: Mapping[str, Any], config: AgentConfig, check_node: NodeCheck
@@ -229,75 +300,101 @@ class ClusterConnection:
         Raises Unavailable if no API server is named.
         """
         sockets = config.sockets
+        if self._dynamic is not None:
+            # A dry run takes no CPU back from reclaimed pods, so it reports none, unless a peer carries out the decisions.
+            by_peer = act is ActMode.DRY_RUN and any(socket in EXECUTED_BY_PEER for socket in sockets.serve)
+            await self._connect(self._dynamic, tasks.stack, reports_reclaimable=act is ActMode.ON or by_peer)
         if act is not ActMode.OFF and (sockets.serve or sockets.take):
             from agent.katalyst.peers import KatalystPeers  # noqa: PLC0415 - gRPC is 12 MiB, and most agents stand alone
 
             self.peers = KatalystPeers(config)
-        sinks: tuple[CycleSink, ...] = () if self.peers is None else self.peers.sinks
-        if self._dynamic is not None:
-            # A dry run takes no CPU back from reclaimed pods, so it reports none, unless a peer carries out the decisions.
-            by_peer = any(socket in EXECUTED_BY_PEER for socket in sockets.serve)
-            self._components = await connect_cluster(
-                self._node,
-                self._dynamic,
-                tasks.stack,
-                kubelet=self._kubelet,
-                reports_reclaimable=act is ActMode.ON or (act is ActMode.DRY_RUN and by_peer),
-            )
-            sinks = (*self._components.sinks, *sinks)
+            self._opened.append(OpenedComponents([*self.peers.sinks], [*self.peers.sources]))
         if evictor is not None:
             from agent.eviction.runner import PodDetails  # noqa: PLC0415 - only agents that evict
 
             evictor.pod_details = pods if isinstance(pods, PodDetails) else None
-            client = None if self._components is None else self._components.client
-            eviction = await open_eviction_components(evictor, config, client, self._node, tasks, kubelet=self._kubelet)
-            self._eviction_sources, sinks = eviction.sources, (*sinks, *eviction.sinks)
-        return sinks
+            self._opened.append(
+                open_eviction_components(
+                    evictor, config, self._client, self._node, tasks.stack, kubelet=self._kubelet is not None
+                )
+            )
+        return tuple(sink for opened in self._opened for sink in opened.sinks)
+
+    async def _connect(self, dynamic: DynamicConfig, stack: AsyncExitStack, *, reports_reclaimable: bool) -> None:
+        """Opens the components that work with the API server, which is named as for kubectl and not contacted yet."""
+        from agent.dynamic_config.follow import CustomNodeConfigFollower  # noqa: PLC0415
+        from agent.reporter.events import EvictionEventWriter  # noqa: PLC0415
+        from agent.reporter.extended_resources import ExtendedResources  # noqa: PLC0415
+        from common.yaml_guard import check_yaml  # noqa: PLC0415
+        from kube.client import KubeClient  # noqa: PLC0415
+        from kube.kubeconfig import load_access  # noqa: PLC0415
+
+        access = load_access(os.environ, check_yaml)
+        client = await stack.enter_async_context(KubeClient(access, f"dioptase-agent/{VERSION}"))
+        config, node = dynamic.config, self._node
+        self._client, self._follower = client, CustomNodeConfigFollower(client, node, dynamic)
+        opened, pollers = OpenedComponents(reporters=[self._follower]), list[BackgroundReporter]()
+        if config.report.offered_in:
+            from agent.katalyst.reporter_plugin_server import ReporterPluginServer  # noqa: PLC0415 - gRPC is 12 MiB
+
+            offered_in = Path(config.report.offered_in)
+            opened.add_sink(ReporterPluginServer(offered_in, reports_reclaimable=reports_reclaimable))
+        else:
+            cnr, pollers = open_cnr_writer(
+                client, node, config, stack, self._kubelet, reports_reclaimable=reports_reclaimable
+            )
+            opened.add_sink(cnr)
+        opened.add_sink(EvictionEventWriter(client, node))
+        if config.report.extended_resources:
+            extended = ExtendedResources(client, node, reports_reclaimable=reports_reclaimable)
+            stack.push_async_callback(extended.withdraw)
+            opened.add_sink(extended)
+        for poller in pollers:
+            opened.add(poller)
+        self._opened.append(opened)
 
     @property
-    def sources(self) -> tuple[Probe, ...]:
+    def reporters(self) -> tuple[HealthReporter, ...]:
         """The health of all these components, after `join`. They live on the event loop."""
-        peers = () if self.peers is None else self.peers.sources
-        cluster = () if self._components is None else self._components.sources
-        return (*cluster, *peers, *self._eviction_sources)
+        return tuple(reporter for opened in self._opened for reporter in opened.reporters)
 
     def start(self, apply_config: Callable[[AgentConfig], None], tasks: SupervisedTasks) -> None:
         """Starts to report, and to pass each new dynamic configuration to `apply_config`."""
-        if self._components is not None:
-            self._components.start(apply_config, tasks)
+        for opened in self._opened:
+            for component in opened.background:
+                tasks.begin(component.name, component.run)
+        if self._follower is not None:
+            tasks.begin(self._follower.name, partial(self._follower.run, apply_config))
         if self.peers is not None:
             self.peers.start(tasks)
 
     def socket_counters(self) -> Mapping[str, Any]:
         """Returns AgentInfo's counters of gRPC calls and Katalyst peers. Any thread may call it."""
-        if self.peers is None:
-            return {"calls": CALL_COUNTS.copy()}
-        return {
-            "calls": CALL_COUNTS.copy(),
-            "advice_ages_s": self.peers.ages_s(),
-            "peers": self.peers.peers(),
-        }
+        calls: dict[str, Any] = {"calls": CALL_COUNTS.copy()}
+        if self.peers is not None:
+            calls |= {"advice_ages_s": self.peers.ages_s(), "peers": self.peers.peers()}
+        return calls
 
     async def review(self, token: str, path: str) -> bool | None:
         """Returns whether the token's account may get that path; None if the token is not valid. Raises Unavailable."""
-        if self._components is None:
+        if self._client is None:
             raise Unavailable("the agent has not joined its cluster yet", "try again in a second")
         from kube.access_review import review_token  # noqa: PLC0415 - only with tokenReview
 
-        return await review_token(self._components.client, token, path)
+        return await review_token(self._client, token, path)
 
     def requests(self) -> Mapping[tuple[str, str, str], int]:
         """Returns the number of requests to the API server by method, resource and status. Any thread may call it."""
-        return {} if self._components is None else self._components.client.requests.copy()
+        return {} if self._client is None else self._client.requests.copy()
 
     def applied_objects(self) -> Mapping[tuple[str, ...], bool]:
         """Returns whether each configuration object, by kind, key and hash, is applied; False for one that is not valid."""
-        return {} if self._components is None else self._components.applied_objects()
+        return {} if self._follower is None or self._dynamic is None else self._dynamic.object_states()
 
     def effective_configuration(self) -> EffectiveConfiguration:
         """Returns every setting and its source."""
-        if self._components is not None:
-            return self._components.effective_configuration()
+        if self._follower is not None:
+            return self._follower.effective()
         from agent.dynamic_config.effective import effective_configuration  # noqa: PLC0415
         from agent.dynamic_config.merge import ResolvedConfig  # noqa: PLC0415 - rarely requested
 
@@ -308,110 +405,32 @@ POD_RESOURCES = "pod-resources/kubelet.sock"
 """Path of the socket below the kubelet's root directory."""
 
 
-class BackgroundProbe(Probe, Protocol):
-    """A component that works in a task of its own and reports its health."""
-
-    async def run(self) -> None: ...
-
-
-class ReportingComponent(BackgroundProbe, CycleSink, Protocol):
-    """A BackgroundProbe that reports cycles."""
-
-
-class ClusterComponents(msgspec.Struct, frozen=True, kw_only=True):
-    """The components that work with the API server while the agent runs."""
-
-    sinks: tuple[CycleSink, ...]
-    sources: tuple[Probe, ...]
-    effective_configuration: Callable[[], EffectiveConfiguration]
-    applied_objects: Callable[[], Mapping[tuple[str, ...], bool]]
-    client: KubeClient
-    parts: tuple[BackgroundProbe, ...]
-    follower: CustomNodeConfigFollower
-
-    def start(self, apply_config: Callable[[AgentConfig], None], tasks: SupervisedTasks) -> None:
-        """Starts the tasks; `apply_config` receives each new configuration."""
-        for part in self.parts:
-            tasks.begin(part.name, part.run)
-        tasks.begin(self.follower.name, partial(self.follower.run, apply_config))
-
-
-async def connect_cluster(
-    node: str, dynamic: DynamicConfig, stack: AsyncExitStack, *, kubelet: bool, reports_reclaimable: bool
-) -> ClusterComponents:
-    """Opens the components that report to the API server, which is found as kubectl finds it and not contacted yet.
-
-    `reports_reclaimable` says whether reclaimable resources are reported. Raises Unavailable if no API server is named.
-    """
-    from agent.dynamic_config.follow import CustomNodeConfigFollower  # noqa: PLC0415
-    from agent.reporter.events import EvictionEventWriter  # noqa: PLC0415
-    from agent.reporter.extended_resources import ExtendedResources  # noqa: PLC0415
-    from common.yaml_guard import check_yaml  # noqa: PLC0415
-    from kube.client import KubeClient  # noqa: PLC0415
-    from kube.kubeconfig import load_access  # noqa: PLC0415
-
-    access = load_access(os.environ, check_yaml)
-    client = await stack.enter_async_context(KubeClient(access, f"dioptase-agent/{VERSION}"))
-    config, follower = dynamic.config, CustomNodeConfigFollower(client, node, dynamic)
-    writers: list[ReportingComponent] = []
-    others: list[BackgroundProbe] = []
-    if config.report.offered_in:
-        from agent.katalyst.reporter_plugin_server import ReporterPluginServer  # noqa: PLC0415 - gRPC is 12 MiB
-
-        writers.append(ReporterPluginServer(Path(config.report.offered_in), reports_reclaimable=reports_reclaimable))
-    else:
-        cnr, others = await open_cnr_writer(
-            client, node, config, stack, kubelet=kubelet, reports_reclaimable=reports_reclaimable
-        )
-        writers.append(cnr)
-    writers.append(EvictionEventWriter(client, node))
-    if config.report.extended_resources:
-        extended = ExtendedResources(client, node, reports_reclaimable=reports_reclaimable)
-        stack.push_async_callback(extended.withdraw)
-        writers.append(extended)
-    return ClusterComponents(
-        sinks=tuple(writers),
-        sources=(follower, *writers, *others),
-        effective_configuration=follower.effective,
-        applied_objects=dynamic.object_states,
-        client=client,
-        parts=(*writers, *others),
-        follower=follower,
-    )
-
-
-async def open_cnr_writer(
+def open_cnr_writer(
     client: KubeClient,
     node: str,
     config: AgentConfig,
     stack: AsyncExitStack,
+    kubelet: KubeletConfigPoller | None,
     *,
-    kubelet: bool,
     reports_reclaimable: bool,
-) -> tuple[CnrWriter, list[BackgroundProbe]]:
+) -> tuple[CnrWriter, list[BackgroundReporter]]:
     """Opens the writer of the node's CustomNodeResource and the components that collect its other inputs."""
     from agent.reporter.cnr_input_collector import CnrInputCollector  # noqa: PLC0415
     from agent.reporter.cnr_inputs import CnrInputs  # noqa: PLC0415
     from agent.reporter.cnr_writer import CnrWriter  # noqa: PLC0415
-    from agent.sensors.pods.kubelet_client import (  # noqa: PLC0415 - only agents with a kubelet
-        CONFIGZ_PATH,
-        KubeletClient,
-    )
 
-    report, configz, shares = config.report, None, None
-    if kubelet:
-        configz = await stack.enter_async_context(KubeletClient(config.kubelet.named(node), CONFIGZ_PATH))
+    report, allocations = config.report, None
     socket, default = report.pod_resources, Path(config.kubelet.root_dir) / POD_RESOURCES
-    if socket is None and kubelet and default.exists():
+    if socket is None and kubelet is not None and default.exists():
         socket = str(default)
     if socket:
         from agent.katalyst.pod_resources import PodResourcesListerClient  # noqa: PLC0415 - gRPC is 12 MiB
 
-        shares = PodResourcesListerClient(Path(socket))
-        stack.push_async_callback(shares.close)
+        allocations = PodResourcesListerClient(Path(socket))
+        stack.push_async_callback(allocations.close)
     start = CnrInputs(cpu_flags=report.cpu_flags, zone_types=report.device_zones)
-    collector = CnrInputCollector((Path("/proc"), Path("/sys")), start, configz, shares)
-    others: list[BackgroundProbe] = [collector]
+    collector = CnrInputCollector((Path("/proc"), Path("/sys")), start, kubelet, allocations)
+    pollers: list[BackgroundReporter] = [collector]
     fields: Callable[[], tuple[ReportedField, ...]] = tuple
     cnr = CnrWriter(
         client,
@@ -423,10 +442,108 @@ async def open_cnr_writer(
     if report.reporter_plugins:
         from agent.katalyst.reporter_plugins import ReporterPlugins  # noqa: PLC0415 - gRPC is 12 MiB
 
-        reporters = ReporterPlugins(Path(report.reporter_plugins), cnr.wake)
-        fields = reporters.fields
-        others.append(reporters)
-    return cnr, others
+        plugins = ReporterPlugins(Path(report.reporter_plugins), cnr.wake)
+        fields = plugins.fields
+        pollers.append(plugins)
+    return cnr, pollers
+
+
+def open_pod_evictor(config: EvictionConfig, hierarchy: Hierarchy, *, node: str, kubelet: bool) -> PodEvictor:
+    """Opens the pod evictor of the configured methods. Raises Unavailable for a method that cannot work on this node."""
+    from agent.eviction.signals import SignalEvictor  # noqa: PLC0415
+
+    default = config.killer or ("eviction-api-killer" if node and kubelet else "signals")
+    names = {default, *config.killers.values()}
+    for name in sorted(names):
+        missing = [] if name == SIGNAL_METHOD or kubelet else ["--kubelet"]
+        missing += ["--node"] if name in API_METHODS and not node else []
+        if missing:
+            reason = f"eviction.killer: {name} needs {' and '.join(missing)}"
+            raise Unavailable(reason, f"start the agent with {' and '.join(missing)}, or set it to {SIGNAL_METHOD}")
+    if names == {SIGNAL_METHOD}:
+        return SignalEvictor(hierarchy)
+    return EvictorByQosLevel(config, default, hierarchy)
+
+
+def open_eviction_components(
+    evictor: EvictionRunner,
+    config: AgentConfig,
+    client: KubeClient | None,
+    node: str,
+    stack: AsyncExitStack,
+    *,
+    kubelet: bool,
+) -> OpenedComponents:
+    """Opens the components that the eviction manager needs in addition to its plugins.
+
+    With `kubelet` the pods are those of a container runtime. Raises Unavailable.
+    """
+    from agent.eviction.plugins import rootfs_overuse, rootfs_pressure  # noqa: PLC0415 - only agents that evict
+    from agent.eviction.soft_eviction_notifier import SoftEvictionNotifier  # noqa: PLC0415
+
+    opened, settings, pod_evictor = OpenedComponents(), config.eviction, evictor.pod_evictor
+    if pod_evictor is not None:
+        evictor.notifier = SoftEvictionNotifier(Path(settings.notify_root) if settings.notify_root else None)
+    if isinstance(pod_evictor, EvictorByQosLevel):
+        _open_eviction_methods(pod_evictor, config, client)
+        # The client of the API server was opened after the evictor; its tasks must end before the client is closed.
+        stack.callback(pod_evictor.close)
+        opened.reporters.append(pod_evictor.requests)
+    if client is not None and pod_evictor is not None:
+        from agent.reporter.node_taints import NodeTaints  # noqa: PLC0415 - without an API server there is no Node
+
+        taints = NodeTaints(client, node)
+        stack.push_async_callback(taints.withdraw)
+        opened.add_sink(taints)
+    details, records = evictor.pod_details, None
+    if client is not None and details is not None:
+        from agent.eviction.eviction_records import EvictionRecords  # noqa: PLC0415 - the client of the API server
+
+        records = EvictionRecords(client, details.workload, evictor.needs_records)
+        evictor.records = records.latest
+        opened.add_sink(records)
+    if settings.plugin_sockets:
+        external = _open_external_plugins(settings, details, records)
+        evictor.external_findings = external.findings
+        opened.add_sink(external)
+    if kubelet and (socket := find_runtime_socket(config.kubelet.runtime_socket)) is not None:
+        from agent.eviction.writable_layers import WritableLayers  # noqa: PLC0415 - gRPC is 12 MiB
+
+        needed = partial(evictor.is_enabled, rootfs_pressure.NAME, rootfs_overuse.NAME)
+        layers = WritableLayers(socket, config.kubelet.timeout_s, needed)
+        evictor.rootfs = layers.use
+        opened.add(layers)
+    return opened
+
+
+def _open_external_plugins(
+    settings: EvictionConfig, details: PodDetails | None, records: EvictionRecords | None
+) -> ExternalEvictionPlugins:
+    """Opens the clients of plugins at sockets, which receive what the kubelet and the API server have of pods."""
+    from agent.katalyst.external_evictions import ExternalEvictionPlugins  # noqa: PLC0415 - gRPC is 12 MiB
+
+    if details is None:
+        return ExternalEvictionPlugins(settings)
+    if records is None:
+        return ExternalEvictionPlugins(settings, manifest=details.manifest)
+    return ExternalEvictionPlugins(settings, manifest=details.manifest, records=records.load)
+
+
+def _open_eviction_methods(evictor: EvictorByQosLevel, config: AgentConfig, client: KubeClient | None) -> None:
+    for name in {config.eviction.killer or "eviction-api-killer", *config.eviction.killers.values()}:
+        if name in API_METHODS and client is not None:
+            from agent.eviction.api_evictor import ApiEvictionMethod  # noqa: PLC0415 - the client of the API server
+
+            evictor.eviction_methods[name] = ApiEvictionMethod(client, API_METHODS[name])  # type: ignore[arg-type]
+        elif name == CONTAINER_METHOD:
+            from agent.eviction.cri_evictor import CriEvictor  # noqa: PLC0415 - gRPC is 12 MiB
+
+            socket = find_runtime_socket(config.kubelet.runtime_socket)
+            if socket is None:
+                raise Unavailable(
+                    f"eviction.killer: {CONTAINER_METHOD}: no container runtime is there", "set kubelet.runtimeSocket"
+                )
+            evictor.eviction_methods[name] = CriEvictor(socket, config.kubelet.timeout_s)
 
 
 def open_journals(

@@ -42,7 +42,7 @@ from api.knobs import Knob
 from api.measurements import RunqLatency
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.rates import cgroups_by_container, sum_runq_latencies
+from api.rates import Rates, cgroups_by_container, rates_since, sum_runq_latencies
 from api.snapshot import ComponentHealth, NodeSample, Snapshot
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class _CycleDraft(msgspec.Struct):
     config: AgentConfig
     snapshot: Snapshot
     now_ns: int
+    rates: Rates | None = None
+    """Rates since the previous cycle: computed once, for the policies, the sinks and the NRI previews."""
     stage: str = "advisor"
     result: PolicyResult | None = None
     outcomes: tuple[Outcome, ...] = ()
@@ -253,6 +255,7 @@ class Loop:
             duration_ns=time.monotonic_ns() - started,
             startup_warnings=self._startup_warnings,
         )
+        finished.share_rates(draft.rates)
         self._previous, self._latest = draft.snapshot, finished
         self._publish_to(self._thread_sinks, finished)
         return finished
@@ -286,6 +289,7 @@ class Loop:
     def _advise_and_act(self, draft: _CycleDraft) -> None:
         """Evaluates the policy and applies its decisions. `draft.stage` names the part that is at work."""
         snapshot, now_ns = draft.snapshot, draft.now_ns
+        draft.rates = rates_since(self._previous, snapshot)
         inside = cgroups_by_container(snapshot.cgroups, (container.cgroup for container in online_containers(snapshot)))
         self._online_ids = {path: [snapshot.cgroups[p].id for p in paths] for path, paths in inside.items()}
         if self._act is ActMode.OFF:
@@ -300,7 +304,7 @@ class Loop:
         external = ExternalAdvice()
         if self._peers is not None:
             before, external = self._peers.before(before)
-        result, self._policy_state = evaluate_policy(snapshot, draft.config, before, now_ns, external)
+        result, self._policy_state = evaluate_policy(snapshot, draft.config, before, now_ns, external, draft.rates)
         if self._peers is not None:
             self._peers.after(snapshot, result, self._policy_state, draft.config)
         # Before anything is written: wherever this agent is killed, the next one continues with this state.
@@ -315,6 +319,7 @@ class Loop:
             external_advice=external,
             now_ns=now_ns,
             knobs=knobs,
+            rates=draft.rates,
         )
         reservations.drop_merged(before.cpus)
 
@@ -406,7 +411,9 @@ class Loop:
             forecasts = self._policy_state.forecasts
             self._shadow_state = msgspec.structs.replace(self._shadow_state, forecasts=forecasts)
         try:
-            result, self._shadow_state = evaluate_policy(draft.snapshot, config, self._shadow_state, draft.now_ns)
+            result, self._shadow_state = evaluate_policy(
+                draft.snapshot, config, self._shadow_state, draft.now_ns, rates=draft.rates
+            )
         except Exception as error:
             log.exception("the shadow policy failed")
             self._shadow_state = PolicyState()

@@ -13,7 +13,10 @@ from api.advice import CpuAdvice, Headroom, MemoryAdvice, NicBandwidth, NodeAdvi
 from api.eviction import EvictionEvent, EvictionResult
 from api.forecast import Forecast
 from api.knobs import Knob, Reason
+from api.rates import Rates, rates_since
 from api.snapshot import Snapshot
+
+_RATES = "rates"
 
 
 class ActMode(StrEnum):
@@ -112,7 +115,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Whether another process or the kernel had changed the applied value to `before`."""
 
 
-class Cycle(msgspec.Struct, frozen=True, kw_only=True):
+class Cycle(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One cycle of sense, advise and act: everything that an exporter, the page or an explanation needs."""
 
     snapshot: Snapshot
@@ -142,6 +145,21 @@ class Cycle(msgspec.Struct, frozen=True, kw_only=True):
     duration_ns: int = 0
     startup_warnings: tuple[str, ...] = msgspec.field(default=(), name="banner")
     """Missing prerequisites of this node and their remedies, one sentence each."""
+
+    @property
+    def rates(self) -> Rates | None:
+        """Rates since the previous cycle; None without one. They are computed once per cycle, and are no part of recordings."""
+        # msgspec.structs.replace() copies `__dict__`, so the rates are stored with the snapshots that they belong to.
+        previous, snapshot, shared = self.__dict__.get(_RATES, (None, None, None))
+        rates: Rates | None = shared
+        if previous is not self.previous or snapshot is not self.snapshot:
+            rates = rates_since(self.previous, self.snapshot)
+            self.share_rates(rates)
+        return rates
+
+    def share_rates(self, rates: Rates | None) -> None:
+        """Takes the rates that the control loop has computed from the same two snapshots."""
+        self.__dict__[_RATES] = (self.previous, self.snapshot, rates)
 
     @property
     def done(self) -> tuple[Outcome, ...]:

@@ -59,6 +59,24 @@ class RunqLatencySource(Protocol):
         """Detach from the kernel. Idempotent."""
 
 
+class HealthReporter(Protocol):
+    """Component whose health every snapshot shows, whether or not it measures anything."""
+
+    name: str
+    """Name of the component in the snapshot; of a probe also the stem of its files and the argument of `dioptase probe`."""
+
+    @property
+    def form(self) -> str:
+        """Variant of the component; of a probe `loading` before it is attached, `absent` if the kernel supports none."""
+
+    @property
+    def lost_events(self) -> int | None:
+        """Number of events not counted since the start; None if none can be lost."""
+
+    def problem(self) -> Unavailable | None:
+        """Current failure, or the events that a working component could not count recently; None if there are none."""
+
+
 class ProbeReading(msgspec.Struct, frozen=True):
     """Values counted by a probe, by the name of their field in CgroupSample or NodeSample."""
 
@@ -67,26 +85,12 @@ class ProbeReading(msgspec.Struct, frozen=True):
     node: Mapping[str, object] = {}
 
 
-class Probe(Protocol):
+class Probe(HealthReporter, Protocol):
     """Kernel measurement other than run-queue latency, which has a protocol of its own."""
-
-    name: str
-    """Stem of the probe's files, name of its component in the snapshot, and argument of `dioptase probe NAME`."""
-
-    @property
-    def form(self) -> str:
-        """Measurement variant; `loading` before one is attached, `absent` if the running kernel supports none."""
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         """Everything counted since the probe was opened; unknown values are absent. `live` and `complete` as in
         RunqLatencySource. Raises Unavailable when the probe has stopped working."""
-
-    def problem(self) -> Unavailable | None:
-        """Events that a working probe could not count recently, with the remedy; None if there are none."""
-
-    @property
-    def lost_events(self) -> int | None:
-        """Number of events not counted since the probe was opened; None if none can be lost."""
 
     def close(self) -> None:
         """Detach from the kernel. Idempotent."""

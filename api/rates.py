@@ -121,6 +121,22 @@ def compute_rates(previous: Snapshot, current: Snapshot) -> Rates | None:
     return Rates(node=_node_rates(previous, current, interval_ns), cgroups=cgroups)
 
 
+def rates_since(previous: Snapshot | None, current: Snapshot, shared: Rates | None = None) -> Rates | None:
+    """Return `shared` if these are the rates since `previous`, and compute them otherwise; None without a previous snapshot."""
+    if previous is None:
+        return None
+    if shared is not None and shared.node.interval_ns == current.taken_at_ns - previous.taken_at_ns:
+        return shared
+    return compute_rates(previous, current)
+
+
+def with_busy_limit(rates: Rates | None, cpus: int) -> Rates | None:
+    """Return the rates of a node of which only so many CPUs count: the busy cores are at most these; 0 CPUs are unknown."""
+    if rates is None or rates.node.busy_cores is None or not 0 < cpus < rates.node.busy_cores:
+        return rates
+    return msgspec.structs.replace(rates, node=msgspec.structs.replace(rates.node, busy_cores=float(cpus)))
+
+
 def _cgroup_rates(before: CgroupSample, after: CgroupSample, interval_ns: int) -> CgroupRates:
     usage = delta(before.cpu_usage_ns, after.cpu_usage_ns)
     periods = delta(before.periods, after.periods)

@@ -14,7 +14,7 @@ import msgspec
 from agent.offline import capture
 from agent.sensors import parsers
 from agent.sensors.cgroup.cgroup_files import FIELD_TABLE
-from agent.sensors.cgroup.hierarchy import detect_hierarchy
+from agent.sensors.cgroup.hierarchy import detect_hierarchy, parse_mountinfo
 from agent.sensors.node import machine, node_cpu, node_disks, node_memory, node_network
 from api.interfaces import Unavailable
 from bench.machine import bench_parser, write_results
@@ -41,9 +41,9 @@ NODE: dict[str, tuple[Parse, ...]] = {
     "dev": (node_network.parse_net_dev,),
     "diskstats": (node_disks.parse_diskstats,),
     "interrupts": (node_cpu.parse_interrupts,),
-    "mountinfo": (lambda text: [m.point for m in node_disks.local_mounts(node_disks.parse_mountinfo(text))],),
+    "mountinfo": (lambda text: [m.point for m in node_disks.local_mounts(parse_mountinfo(text))],),
     "cpuinfo": (node_cpu.parse_cpuinfo_khz, lambda text: machine.cpu_codename(machine.parse_first_cpu(text))),
-    "cpulist": (node_memory.parse_numa_cpus,),
+    "cpulist": (lambda text: machine.parse_cpus(text.decode("ascii", "replace")),),
 }
 """Parsers of the node's files by file name; those of cgroups are in FIELD_TABLE."""
 

@@ -14,7 +14,6 @@ import msgspec
 
 from api.interfaces import Unavailable
 from common.backoff import Backoff
-from common.health_reporter import HealthReporter
 
 log = logging.getLogger(__name__)
 RESTART_BACKOFF = Backoff(first_s=1.0, max_s=60.0)
@@ -31,10 +30,11 @@ class _TaskFailure(msgspec.Struct, frozen=True):
     restarted_at_s: float | None = None
 
 
-class SupervisedTasks(HealthReporter):
-    """Starts and restarts background tasks; also a component (api.interfaces.Probe) that reports the failed ones."""
+class SupervisedTasks:
+    """Starts and restarts background tasks; also a HealthReporter of the failed ones."""
 
     name, form = "tasks", "tended"
+    lost_events = None
 
     def __init__(
         self, stack: AsyncExitStack, pace: Backoff = RESTART_BACKOFF, clock: Callable[[], float] = time.monotonic

@@ -60,7 +60,7 @@ from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAd
 from api.cpu import Topology
 from api.decision import Advice
 from api.knobs import Reason
-from api.rates import Rates, compute_rates
+from api.rates import Rates, rates_since, with_busy_limit
 from api.runq_latency import NS_PER_MS, online_runq_latency
 from api.snapshot import Snapshot
 
@@ -79,12 +79,14 @@ def advise_cpu(
     state: AdvisorState,
     now_ns: int,
     inference: InferenceConfig = INFERENCE_OFF,
+    rates: Rates | None = None,
 ) -> tuple[Advice | None, AdvisorState]:
     """Estimate the CPU need of online pods and the reclaimable rest; return the advice and the state for the next cycle.
 
-    The advice is None with policy `none`. `now_ns` is CLOCK_MONOTONIC; a clock that went backwards stops growth.
+    The advice is None with policy `none`. `now_ns` is CLOCK_MONOTONIC; a clock that went backwards stops growth. `rates` are
+    those since `state.previous`; without them they are computed.
     """
-    change = compute_rates(state.previous, snapshot) if state.previous else None
+    change = rates_since(state.previous, snapshot, rates)
     state = replace(state, containers=update_demand(snapshot, change, state, config))
     need = estimate_online_cores(snapshot, state, config)
     if config.policy == "none":
@@ -319,17 +321,21 @@ def evaluate_policy(
     state: PolicyState,
     now_ns: int,
     external_advice: ExternalAdvice = _NO_EXTERNAL_ADVICE,
+    rates: Rates | None = None,
 ) -> tuple[PolicyResult, PolicyState]:
     """Evaluate one cycle; return its result and the state for the next. `now_ns` is CLOCK_MONOTONIC.
 
-    External advice replaces the computed advice, whose state is updated all the same.
+    External advice replaces the computed advice, whose state is updated all the same. `rates` are those since the previous
+    cycle; without them, and after a cycle that failed, they are computed.
     """
+    rates = rates_since(state.advisor.previous, snapshot, rates)
     node_snapshot = replace(snapshot, pods=with_numa_bindings(snapshot.pods, state.cpus))
     # CPUs that no pod may use are neither needed nor reclaimable. Memory and power concern the whole node.
     allowed = allowed_cpus_of(node_snapshot, state.allowed_cpus)
     snapshot = without_kubelet_exclusive(restrict_to_allowed(node_snapshot, allowed))
     forecasts = update_forecasts(state.advisor.previous, snapshot, state.forecasts, config.forecast, now_ns)
-    advice, advisor = _advise_allocated_pods(snapshot, config, state, forecasts, now_ns)
+    allowed_rates = with_busy_limit(rates, len(snapshot.topology.cpus))
+    advice, advisor = _advise_allocated_pods(snapshot, allowed_rates, config, state, forecasts, now_ns)
     advice = advice and (external_advice.cpu or advice)
     advice, advisor, placement, cpus = _assign_cpus(advice, advisor, snapshot, state.cpus, config, now_ns)
     if advice is not None:
@@ -342,14 +348,19 @@ def evaluate_policy(
         advisor = replace(advisor, reported_by_numa=advice.reported_headroom.cores_by_numa)
     # Only with the advisor's policy `none`, which assigns no CPUs, may cpusets be suppressed.
     excluded = unshareable_cpus(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
+    restricted = restrict_to_allowed(node_snapshot, allowed)
     knob_requests, knob_state = build_knob_requests(
-        restrict_to_allowed(node_snapshot, allowed), state.advisor.previous, config.knobs, state.knob_requests, excluded
+        restricted,
+        with_busy_limit(rates, len(restricted.topology.cpus)),
+        config.knobs,
+        state.knob_requests,
+        excluded,
     )
     if advice is not None:
         # A pod shows one reason: the missing CPUs take precedence over the missing bandwidth.
         rejected = {**knob_requests.bandwidth.rejected, **advice.rejected}
         advice = replace(advice, cards=knob_requests.bandwidth.cards, rejected=rejected)
-    node, node_state = _advise_node(node_snapshot, advisor, config, state, now_ns)
+    node, node_state = _advise_node(node_snapshot, rates, advisor, config, state, now_ns)
     result = PolicyResult(
         advice=advice,
         placement=placement,
@@ -374,7 +385,12 @@ def evaluate_policy(
 
 
 def _advise_allocated_pods(
-    snapshot: Snapshot, config: AgentConfig, state: PolicyState, forecasts: ForecastState, now_ns: int
+    snapshot: Snapshot,
+    rates: Rates | None,
+    config: AgentConfig,
+    state: PolicyState,
+    forecasts: ForecastState,
+    now_ns: int,
 ) -> tuple[Advice | None, AdvisorState]:
     """CPU advice for the pods as QRM allocated them: a dedicated pod without CPUs of its own counts as a shared one."""
     allocated = replace(
@@ -383,7 +399,7 @@ def _advise_allocated_pods(
     pairs = zip(snapshot.pods, allocated.pods, strict=True)
     refused = frozenset(pod.key for pod, as_allocated in pairs if pod.qos is not as_allocated.qos)
     before = replace(state.advisor, forecasts=forecasts.forecasts, refused=refused)
-    advice, advisor = advise_cpu(allocated, config.advisor, before, now_ns, config.inference)
+    advice, advisor = advise_cpu(allocated, config.advisor, before, now_ns, config.inference, rates)
     return advice, replace(advisor, previous=snapshot)
 
 
@@ -458,10 +474,20 @@ def _assign_cpus(
 
 
 def _advise_node(
-    snapshot: Snapshot, advisor: AdvisorState, config: AgentConfig, state: PolicyState, now_ns: int
+    snapshot: Snapshot,
+    rates: Rates | None,
+    advisor: AdvisorState,
+    config: AgentConfig,
+    state: PolicyState,
+    now_ns: int,
 ) -> tuple[NodeAdvice | None, NodeAdviceState | None]:
     if not (config.power.enable or config.overcommit.enable):
         return None, None
-    from agent.advisor.node_advice import NodeAdviceState, advise_node  # noqa: PLC0415 - few nodes enable it
+    from agent.advisor.node_advice import (  # noqa: PLC0415 - few nodes enable it
+        NodeAdviceInputs,
+        NodeAdviceState,
+        advise_node,
+    )
 
-    return advise_node(snapshot, state.advisor.previous, advisor, config, state.node or NodeAdviceState(), now_ns)
+    inputs = NodeAdviceInputs(snapshot=snapshot, previous=state.advisor.previous, rates=rates, now_ns=now_ns)
+    return advise_node(inputs, advisor, config, state.node or NodeAdviceState())

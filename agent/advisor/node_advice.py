@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from agent.advisor.advisor_state import NS_PER_S, AdvisorState, ContainerDemand
 from agent.advisor.pod_usage import pod_cpu_cores, sum_if_all_known, sum_if_any
@@ -21,7 +20,7 @@ from api.knobs import Reason
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.quantity import format_bytes, format_cores
-from api.rates import Rates, compute_rates
+from api.rates import Rates
 from api.snapshot import CgroupSample, Snapshot
 
 CPU_RATIO_KEY = "katalyst.kubewharf.io/cpu_overcommit_ratio"
@@ -178,53 +177,55 @@ class NodeAdviceState(msgspec.Struct, frozen=True, kw_only=True):
     overcommit_ns: int | None = None
 
 
+class NodeAdviceInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one cycle, and the rates since the previous one."""
+
+    snapshot: Snapshot
+    previous: Snapshot | None
+    rates: Rates | None
+    now_ns: int
+
+
 def advise_node(
-    snapshot: Snapshot,
-    previous: Snapshot | None,
-    advisor: AdvisorState,
-    config: AgentConfig,
-    state: NodeAdviceState,
-    now_ns: int,
+    measured: NodeAdviceInputs, advisor: AdvisorState, config: AgentConfig, state: NodeAdviceState
 ) -> tuple[NodeAdvice, NodeAdviceState]:
     """Return power and overcommit advice. `advisor` is the state after this cycle's CPU advice."""
     power, power_state = None, state.power
     if config.power.enable:
-        inputs = _build_power_inputs(snapshot, previous, config, now_ns)
-        power, power_state = advise_power(inputs, state.power, config.power)
+        power, power_state = advise_power(_build_power_inputs(measured, config), state.power, config.power)
         if power.reason.rule == _SETTLING_RULE and state.last_action is not None:
             power = state.last_action
     overcommit, overcommit_ns = None, None
     if config.overcommit.enable:
         overcommit, overcommit_ns = state.overcommit, state.overcommit_ns
+        now_ns = measured.now_ns
         due = overcommit_ns is None or not 0 <= now_ns - overcommit_ns < config.overcommit.period_s * NS_PER_S
-        if due and previous is not None:
-            overcommit, overcommit_ns = _measure_overcommit(snapshot, previous, advisor, config), now_ns
+        if due and measured.previous is not None:
+            overcommit, overcommit_ns = _measure_overcommit(measured, advisor, config), now_ns
     return NodeAdvice(power=power, overcommit=overcommit), NodeAdviceState(
         power=power_state, last_action=power, overcommit=overcommit, overcommit_ns=overcommit_ns
     )
 
 
-def _build_power_inputs(snapshot: Snapshot, previous: Snapshot | None, config: AgentConfig, now_ns: int) -> PowerInputs:
+def _build_power_inputs(measured: NodeAdviceInputs, config: AgentConfig) -> PowerInputs:
+    snapshot, rates = measured.snapshot, measured.rates
     running = [pod for pod in snapshot.pods if any(c.cgroup in snapshot.cgroups for c in pod.containers)]
-    # Rates without those of cgroups are cheap to compute.
-    change = None if previous is None else compute_rates(replace(previous, cgroups={}), replace(snapshot, cgroups={}))
-    busy = None if change is None else change.node.busy_cores
+    busy = None if rates is None else rates.node.busy_cores
     cpus = len(snapshot.topology.cpus)
     return PowerInputs(
-        now_ns=now_ns,
+        now_ns=measured.now_ns,
         wall_time_ns=snapshot.wall_time_ns,
         spec=parse_power_spec(config.node.annotations, config.power.annotation_prefix),
-        watts=None if previous is None else mean_watts(previous, snapshot),
+        watts=None if measured.previous is None else mean_watts(measured.previous, snapshot),
         cpu_ratio=busy / cpus if busy is not None and cpus else None,
         pods=len(running),
         evictable=sum(pod.qos is QoSLevel.RECLAIMED for pod in running),
     )
 
 
-def _measure_overcommit(
-    snapshot: Snapshot, previous: Snapshot, advisor: AdvisorState, config: AgentConfig
-) -> OvercommitAdvice:
-    loads = pod_loads(snapshot, compute_rates(previous, snapshot), advisor.containers)
+def _measure_overcommit(measured: NodeAdviceInputs, advisor: AdvisorState, config: AgentConfig) -> OvercommitAdvice:
+    snapshot = measured.snapshot
+    loads = pod_loads(snapshot, measured.rates, advisor.containers)
     cpus = len(snapshot.topology.cpus) - len(advisor.pools.get("reserve", ()))
     memory = snapshot.node.memory_total_bytes
     return compute_overcommit(

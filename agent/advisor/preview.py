@@ -18,6 +18,7 @@ from agent.qrm.decisions.compose import compose_decisions
 from api.decision import Decision
 from api.knobs import Knob
 from api.pod import Pod
+from api.rates import Rates
 from api.snapshot import CgroupSample, Snapshot
 
 NEW_CGROUP_ID = 0
@@ -35,6 +36,8 @@ class PreviewInputs(msgspec.Struct, frozen=True, kw_only=True):
     now_ns: int
     knobs: Mapping[str, Collection[Knob]]
     """Knobs that the kernel offers, by cgroup of the snapshot."""
+    rates: Rates | None = None
+    """Rates since the cycle before; None computes them again for each preview."""
 
 
 class DecisionPreview(NamedTuple):
@@ -63,7 +66,7 @@ def preview_decisions(inputs: PreviewInputs, new_pods: Sequence[Pod], cgroup: st
     ordered = tuple(sorted(pods.values(), key=lambda pod: pod.key))
     with_new_pods = replace(snapshot, cgroups=cgroups, pods=ordered)
     result, next_state = evaluate_policy(
-        with_new_pods, inputs.config, inputs.state, inputs.now_ns, inputs.external_advice
+        with_new_pods, inputs.config, inputs.state, inputs.now_ns, inputs.external_advice, inputs.rates
     )
     decisions = compose_decisions(result, with_new_pods, {**inputs.knobs, **dict.fromkeys(new_cgroups, available)})
     return DecisionPreview(

@@ -17,7 +17,8 @@ from agent.sensors.cgroup.hierarchy import Hierarchy, cgroup_exists, detect_hier
 from agent.sensors.cgroup.pod_cgroup_paths import CgroupDriver, kubepods_path
 from agent.sensors.pods.cri_client import ContainerRuntimeClient
 from agent.sensors.pods.kubelet_client import CONFIGZ_PATH, KubeletClient
-from agent.sensors.pods.kubelet_managers import POLICY_UNKNOWN, combine_managers, parse_configz, read_manager_state
+from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller, KubeletConfiguration
+from agent.sensors.pods.kubelet_managers import POLICY_UNKNOWN, combine_managers, read_manager_state
 from agent.sensors.pods.pod_join import (
     InvalidPodList,
     KubeletPodList,
@@ -30,17 +31,6 @@ from agent.sensors.pods.pod_spec import PodParsingContext
 from api.diagnostics import DoctorCheck
 from api.interfaces import Unavailable
 from api.pod import Pod
-
-
-class _KubeletConfiguration(msgspec.Struct, frozen=True, rename="camel"):
-    cgroup_driver: str = "cgroupfs"
-    cgroup_root: str = ""
-    topology_manager_policy: str = "none"
-    topology_manager_scope: str = "container"
-
-
-class _Configz(msgspec.Struct, frozen=True):
-    kubeletconfig: _KubeletConfiguration
 
 
 class KubeletDiagnosis(msgspec.Struct, frozen=True):
@@ -59,17 +49,19 @@ async def _check_kubelet(config: AgentConfig, proc: Path) -> KubeletDiagnosis:
     hierarchy = detect_hierarchy(proc)
     runtime, containers = await _check_runtime(config)
     pods, listed = await _check_pods(config, hierarchy, containers)
-    nri, configz = await _check_nri(config), await _fetch_configz(config)
-    managers = _check_managers(configz, Path(config.kubelet.root_dir), config)
-    return KubeletDiagnosis((pods, runtime, nri, *managers, _check_configz(configz, config, hierarchy)), listed)
+    nri, configuration = await _check_nri(config), await _fetch_configuration(config)
+    managers = _check_managers(configuration, Path(config.kubelet.root_dir), config)
+    checks = (pods, runtime, nri, *managers, _check_configuration(configuration, config, hierarchy))
+    return KubeletDiagnosis(checks, listed)
 
 
-async def _fetch_configz(config: AgentConfig) -> bytes | Unavailable:
-    try:
-        async with KubeletClient(config.kubelet, CONFIGZ_PATH) as kubelet:
-            return await kubelet.ask()
-    except Unavailable as error:
-        return error
+async def _fetch_configuration(config: AgentConfig) -> KubeletConfiguration | Unavailable:
+    async with KubeletClient(config.kubelet, CONFIGZ_PATH) as kubelet:
+        poller = KubeletConfigPoller(kubelet)
+        await poller.poll()
+    answer = poller.configuration or poller.problem
+    assert answer is not None
+    return answer
 
 
 async def _check_pods(
@@ -129,16 +121,16 @@ async def _check_nri(config: AgentConfig) -> DoctorCheck:
     return DoctorCheck(name="optional: NRI", ok=True, detail=f"{socket}: containers start with their limits")
 
 
-def _check_managers(configz: bytes | Unavailable, root: Path, config: AgentConfig) -> tuple[DoctorCheck, ...]:
+def _check_managers(
+    configuration: KubeletConfiguration | Unavailable, root: Path, config: AgentConfig
+) -> tuple[DoctorCheck, ...]:
     """Check the managers as the agent does: by `/configz` and by the kubelet's files."""
     needs_cpusets, policies, state_files = config.advisor.policy == "canonical", None, None
     reasons: list[str] = []
-    try:
-        policies = parse_configz(configz) if isinstance(configz, bytes) else None
-        if isinstance(configz, Unavailable):
-            reasons.append(configz.reason)
-    except Unavailable as error:
-        reasons.append(error.reason)
+    if isinstance(configuration, Unavailable):
+        reasons.append(configuration.reason)
+    else:
+        policies = configuration
     try:
         state_files = read_manager_state(root)
     except Unavailable as error:
@@ -175,15 +167,13 @@ def _check_managers(configz: bytes | Unavailable, root: Path, config: AgentConfi
     return cpu, memory
 
 
-def _check_configz(answer: bytes | Unavailable, config: AgentConfig, hierarchy: Hierarchy) -> DoctorCheck:
+def _check_configuration(
+    configuration: KubeletConfiguration | Unavailable, config: AgentConfig, hierarchy: Hierarchy
+) -> DoctorCheck:
     name, root = "kubelet's configuration", config.kubelet.cgroup_root
-    try:
-        if isinstance(answer, Unavailable):
-            raise answer
-        configuration = msgspec.json.decode(answer, type=_Configz).kubeletconfig
-    except (Unavailable, msgspec.MsgspecError, ValueError) as error:
+    if isinstance(configuration, Unavailable):
         remedy = "allow `get` of nodes/proxy or nodes/configz, to check its cgroup driver and topology manager"
-        return DoctorCheck(name=f"optional: {name}", ok=True, detail=f"{error}", remedy=remedy)
+        return DoctorCheck(name=f"optional: {name}", ok=True, detail=configuration.reason, remedy=remedy)
     topology = f"topology manager {configuration.topology_manager_policy} ({configuration.topology_manager_scope})"
     detail = f"cgroupDriver {configuration.cgroup_driver}, cgroupRoot {configuration.cgroup_root or '/'}, {topology}"
     if (configuration.cgroup_root or "/").rstrip("/") != root.rstrip("/"):

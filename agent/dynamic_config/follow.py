@@ -20,7 +20,7 @@ from agent.config.loader import NodeCheck
 from agent.dynamic_config.last_good import LastGoodFile
 from agent.dynamic_config.merge import ConfigObject, ResolvedConfig, resolve_config
 from agent.dynamic_config.translate import CONFIG_KINDS, GROUP, VERSION
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from api.katalyst.kcc import CustomNodeConfig, TargetConfig
 from common.backoff import Backoff
 from kube.client import KubeClient, ListScope
@@ -126,9 +126,10 @@ def has_other_content(fetched: UnstructuredObject, content: str) -> bool:
 
 
 class CustomNodeConfigFollower:
-    """Follows one node's CustomNodeConfig; also a Probe (api.interfaces) that reports its own health."""
+    """Follows one node's CustomNodeConfig; also a HealthReporter."""
 
-    name = "dynamic-config"
+    name, form = "dynamic-config", "watch"
+    lost_events = None
 
     def __init__(self, client: KubeClient, node: str, dynamic: DynamicConfig) -> None:
         self._client, self._node, self._dynamic = client, node, dynamic
@@ -163,17 +164,6 @@ class CustomNodeConfigFollower:
             self._dynamic.effective(), node=self._node, problem="" if problem is None else problem.reason
         )
 
-    @property
-    def form(self) -> str:
-        return "watch"
-
-    @property
-    def lost_events(self) -> int | None:
-        return None
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - a Probe's
-        return ProbeReading()
-
     def problem(self) -> Unavailable | None:
         """Return why the desired configuration is not applied, the most serious reason first."""
         for resource, problem in self._dynamic.resolved.problems.items():
@@ -192,9 +182,6 @@ class CustomNodeConfigFollower:
                 f"{_STAYS}; check that the API server is reachable and the agent's role allows watch",
             )
         return self._dynamic.save_error
-
-    def close(self) -> None:
-        pass
 
     async def check_once(self) -> bool:
         """Compare the CustomNodeConfig with the applied objects; return whether the configuration changed."""

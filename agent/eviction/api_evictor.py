@@ -20,7 +20,7 @@ import msgspec
 
 from agent.eviction.eviction_inputs import DEFAULT_GRACE_S, MAX_GRACE_S, NS_PER_S, termination_wait_s
 from api.eviction import EvictionBlock, EvictionEvent, EvictionEventReason
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from api.pod import Pod
 from common.backoff import Backoff
 from common.supervised_tasks import is_own_cancellation
@@ -192,7 +192,7 @@ class _PodEviction(msgspec.Struct):
 
 
 class ApiEvictor:
-    """A PodEvictor (agent.eviction.runner) by EvictionMethods, and a component (api.interfaces.Probe) that reports its health.
+    """A PodEvictor (agent.eviction.runner) by EvictionMethods, and a HealthReporter.
 
     Made on the event loop, where its tasks run. `evict`, `cancel`, `outcomes` and the properties may be used from one other
     thread, which is the cycle's: they read copies, and pass changes to the event loop.
@@ -241,9 +241,6 @@ class ApiEvictor:
         events = self._events.copy()
         del self._events[: len(events)]
         return events
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - the protocol's
-        return ProbeReading()
 
     def problem(self) -> Unavailable | None:
         """Returns why evictions fail for another reason than a budget; None if none fails."""

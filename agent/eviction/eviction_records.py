@@ -20,7 +20,6 @@ from api.eviction import EvictionEventReason
 from api.interfaces import Unavailable
 from api.pod import Pod
 from api.qos import QoSLevel
-from common.health_reporter import HealthReporter
 from kube.client import KubeClient, ListScope
 from kube.errors import ApiError, ApiUnreachable
 from kube.objects import KubeMetadata, ResourceType
@@ -126,10 +125,10 @@ class EvictionHistory:
         )
 
 
-class EvictionRecords(HealthReporter):
+class EvictionRecords:
     """Sink of cycles, whose evictions are counted, and health component."""
 
-    name, form = "eviction-records", "list"
+    name, form, lost_events = "eviction-records", "list", None
 
     def __init__(
         self,

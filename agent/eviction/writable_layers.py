@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.eviction.eviction_inputs import RootfsUse
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from api.proto import cri_runtime_pb2 as wire
 from common.grpc_unix import GrpcClient
 
@@ -24,7 +24,7 @@ _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 
 class WritableLayers:
-    """A component that reports its health (api.interfaces.Probe). `is_needed` returns whether a plugin needs the numbers."""
+    """Reports its health. `is_needed` returns whether a plugin needs the numbers."""
 
     name, form = "writable-layers", "cri"
     lost_events = None
@@ -41,15 +41,9 @@ class WritableLayers:
         self._at_s: float | None = None
         self._problem: Unavailable | None = None
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - the protocol's
-        return ProbeReading()
-
     def problem(self) -> Unavailable | None:
         """Returns why the numbers are not available; None if they are, or are not needed."""
         return self._problem if self._is_needed() else None
-
-    def close(self) -> None:
-        """Does nothing: the owner of the task cancels `run`."""
 
     def use(self) -> Mapping[str, RootfsUse]:
         """Returns the use by the pods' uids; empty without a recent response. Never waits. Any thread may call it."""

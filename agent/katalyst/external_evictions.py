@@ -36,7 +36,6 @@ from api.knobs import Reason
 from api.pod import Pod
 from api.proto import eviction_plugin_pb2 as wire
 from common.grpc_unix import GrpcClient, MethodNotOffered
-from common.health_reporter import HealthReporter
 
 log = logging.getLogger(__name__)
 EVICTION_PLUGIN_KIND = "EvictionPlugin"
@@ -262,10 +261,11 @@ async def _read_token(client: GrpcClient) -> str:
         return ""
 
 
-class ExternalEvictionPlugins(HealthReporter):
+class ExternalEvictionPlugins:
     """Sink of cycles, whose pods are shown to the plugins, and health component."""
 
     name, form = "eviction-plugins", "grpc"
+    lost_events = None
 
     def __init__(
         self,

@@ -33,11 +33,10 @@ from agent.qrm.cpuset.state import CpusetState
 from agent.qrm.decisions.compose import PolicyResult
 from api.advice import MemoryAdvice
 from api.decision import Advice
-from api.interfaces import CycleSink, Probe, Unavailable
+from api.interfaces import CycleSink, HealthReporter, Unavailable
 from api.proto import advisor_svc_pb2 as svc
 from api.proto import cpu_advisor_pb2 as cpu
 from api.snapshot import Snapshot
-from common.health_reporter import HealthReporter
 from common.supervised_tasks import SupervisedTasks
 
 NS_PER_S = 1_000_000_000
@@ -45,8 +44,10 @@ _CPU_ADVISOR = cpu.DESCRIPTOR.services_by_name["CPUAdvisor"]
 _MEMORY_ADVISOR = svc.DESCRIPTOR.services_by_name["AdvisorService"]
 
 
-class ComponentStatus(HealthReporter):
+class ComponentStatus:
     """Reports the health of one component."""
+
+    lost_events = None
 
     def __init__(self, name: str, form: str, problem: Callable[[], Unavailable | None]) -> None:
         self.name, self.form, self.problem = name, form, problem
@@ -76,7 +77,7 @@ class KatalystPeers:
         self._cpu: AdvisorClient[Advice] | None = None
         self._memory: AdvisorClient[MemoryAdvice] | None = None
         self._servers: dict[str, SupervisedServers] = {}
-        self.sources: tuple[Probe, ...] = ()
+        self.sources: tuple[HealthReporter, ...] = ()
         self.sinks: tuple[CycleSink, ...] = ()
         self._serve(sockets.serve)
         self._take(sockets.take)
@@ -138,7 +139,7 @@ class KatalystPeers:
         return {kind: client for kind, client in clients.items() if client is not None}
 
     def _serve(self, names: tuple[str, ...]) -> None:
-        sources = list[Probe]()
+        sources = list[HealthReporter]()
         if "advisor" in names:
             advisor = AdvisorServer(self._config.memory.reclaim_root or "/kubepods/besteffort", self._advisor_dir)
             self._advisor, self.sinks = advisor, (advisor,)

@@ -20,17 +20,17 @@ from api.katalyst.cnr import TopologyZone, ZoneResources
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.proto import reporter_plugin_pb2 as wire
 from common.grpc_unix import GrpcHandler, GrpcService
-from common.health_reporter import HealthReporter
 
 PLUGIN_NAME, PLUGIN_SOCKET = "dioptase-reporter", "dioptase-reporter.sock"
 _SERVICE = wire.DESCRIPTOR.services_by_name["ReporterPlugin"]
 _RECLAIMED_RESOURCES = (RECLAIMED_CPU, RECLAIMED_MEMORY)
 
 
-class ReporterPluginServer(HealthReporter):
+class ReporterPluginServer:
     """Sink of cycles and health component."""
 
     name, form = "offered-report", "socket"
+    lost_events = None
 
     def __init__(self, directory: Path, *, reports_reclaimable: bool = True) -> None:
         """`directory` is where the Katalyst agent looks for plugin sockets. Without `reports_reclaimable`, as in a dry run, the

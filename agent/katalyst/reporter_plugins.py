@@ -20,7 +20,6 @@ from api.interfaces import Unavailable
 from api.node_resources import ObjectSection, ReportedField
 from api.proto import reporter_plugin_pb2 as wire
 from common.grpc_unix import GrpcClient, MethodNotOffered
-from common.health_reporter import HealthReporter
 
 log = logging.getLogger(__name__)
 REPORTER_PLUGIN_KIND = "ReporterPlugin"
@@ -158,11 +157,12 @@ def _invalid_report(plugin: str, what: str) -> Unavailable:
     return Unavailable(f"reporter plugin {plugin}: {what}", "check its version; until then its previous report is used")
 
 
-class ReporterPlugins(HealthReporter):
+class ReporterPlugins:
     """Discovers the plugins of a directory and runs one client for each. `changed` is called whenever a field changes or the
     fields of a removed plugin expire."""
 
     name, form = "reporter-plugins", "sockets"
+    lost_events = None
 
     def __init__(self, directory: Path, changed: Callable[[], None], retention_s: float = RETENTION_S) -> None:
         self._watcher = PluginWatcher({REPORTER_PLUGIN_KIND: REPORTER_PLUGIN_VERSIONS}, directory)

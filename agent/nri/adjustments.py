@@ -26,14 +26,12 @@ from agent.qrm.knobs.notation import DEFAULT_PERIOD_US
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.cgroup.pod_cgroup_paths import is_valid_id, parse_cgroups_path
 from agent.sensors.pods.pod_join import (
-    KubeletContainerSpec,
     KubeletPod,
     KubeletPodMetadata,
     KubeletPodSpec,
-    KubeletResources,
     pod_from_kubelet,
 )
-from agent.sensors.pods.pod_spec import PodParsingContext
+from agent.sensors.pods.pod_spec import KubernetesContainer, KubernetesResources, PodParsingContext
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
 from api.pod import Pod
@@ -72,7 +70,7 @@ def pod_of_request(request: Any, cgroup: str, listed: ListedPod, parsing: PodPar
                 labels=dict(sandbox.labels),
                 annotations=dict(sandbox.annotations),
             ),
-            spec=KubeletPodSpec(containers=[KubeletContainerSpec(name=container.name, resources=amounts)]),
+            spec=KubeletPodSpec(containers=[KubernetesContainer(name=container.name, resources=amounts)]),
         )
     return pod_from_kubelet(kube, {container.name: cgroup}, parsing)
 
@@ -115,7 +113,7 @@ def _container_names(kube: KubeletPod) -> set[str]:
     return {each.name for kind in kinds for each in kind}
 
 
-def _resource_amounts(resources: Any) -> KubeletResources:
+def _resource_amounts(resources: Any) -> KubernetesResources:
     """Return requests and limits, converted back from the kubelet's OCI resources."""
     cpu, memory = resources.cpu, resources.memory
     requests: dict[str, str | int | float] = {}
@@ -127,7 +125,7 @@ def _resource_amounts(resources: Any) -> KubeletResources:
         requests["cpu"] = f"{cpu.shares.value * MILLICORES_PER_CPU // SHARES_PER_CPU}m"
     if memory.limit.value > 0:
         limits["memory"] = memory.limit.value
-    return KubeletResources(requests=requests, limits=limits)
+    return KubernetesResources(requests=requests, limits=limits)
 
 
 class NriContext(NamedTuple):

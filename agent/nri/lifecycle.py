@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agent.qrm.actuator.pending_originals import PendingOriginals
 from api.decision import ActMode, Outcome
-from api.interfaces import Probe, Unavailable
+from api.interfaces import HealthReporter, Unavailable
 
 if TYPE_CHECKING:
     from agent.advisor.preview import PreviewInputs
@@ -66,7 +66,7 @@ class NriLifecycle:
         self._plugin = NriPlugin(socket, context, open_signed_annotations(state_dir), config.kubelet.nri_patience_s)
 
     @property
-    def probes(self) -> tuple[Probe, ...]:
+    def reporters(self) -> tuple[HealthReporter, ...]:
         """Health of the NRI connection."""
         return () if self._plugin is None else (self._plugin.source,)
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from agent.sensors.cgroup.cgroup_files import CgroupFileSource, plan_sources
 from agent.sensors.cgroup.cgroup_tree import CgroupNode, CgroupTree
-from agent.sensors.cgroup.hierarchy import Hierarchy
+from agent.sensors.cgroup.hierarchy import Hierarchy, parse_mountinfo
 from agent.sensors.kernel_files import ProcSysFiles
-from agent.sensors.node import machine, node_disks
+from agent.sensors.node import machine
 from agent.sensors.node.machine import read_machine
 from agent.sensors.node.node_cpu import CpuFrequencyReader
 from agent.sensors.node.node_reader import NODE_SOURCES, NodeSource
@@ -44,7 +44,7 @@ def capture_node(proc: Path, sys: Path) -> Iterator[CapturedFile]:
         for name, source in sources:
             files.begin(name)
             source(files)
-        files.parse("self/mountinfo", node_disks.parse_mountinfo)
+        files.parse("self/mountinfo", parse_mountinfo)
         files.read_optional(proc / BOOT_ID_PATH)
         machine.read_topology(sys, lambda path: files.read_optional(path).decode("ascii", "replace").strip())
     finally:

@@ -92,9 +92,12 @@ class PolicyReplay:
 
             self._evictor = EvictionRunner(config, None)
 
-    def evaluate(self, snapshot: Snapshot) -> tuple[Advice | None, int]:
-        """Evaluate one cycle; return the advice and the number of knobs that would have changed."""
-        result, self._state = evaluate_policy(snapshot, self._config, self._state, snapshot.taken_at_ns)
+    def evaluate(self, snapshot: Snapshot, rates: Rates | None = None) -> tuple[Advice | None, int]:
+        """Evaluate one cycle; return the advice and the number of knobs that would have changed.
+
+        `rates` are those since the previous cycle; without them they are computed.
+        """
+        result, self._state = evaluate_policy(snapshot, self._config, self._state, snapshot.taken_at_ns, rates=rates)
         advice = result.advice
         if self._evictor is not None:
             now_ns = snapshot.taken_at_ns
@@ -126,8 +129,8 @@ def replay_cycles(
         elif _is_reboot(before.snapshot, snapshot):
             replays = {name: PolicyReplay(config) for name, config in policies.items()}
             start_ns, boot, before = snapshot.taken_at_ns - at_ns, boot + 1, None
-        evaluations = {name: replay.evaluate(snapshot) for name, replay in replays.items()}
         change = compute_rates(before.snapshot, snapshot) if before is not None else None
+        evaluations = {name: replay.evaluate(snapshot, change) for name, replay in replays.items()}
         if change is not None and before is not None:
             fact = measure_cycle(before, cycle, change, start_ns, boot)
             yield (

@@ -28,7 +28,7 @@ from api.katalyst.meta import ResourceList
 from api.node_resources import HardwareInventory, NetworkInterfaceCard
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.rates import Rates, compute_rates
+from api.rates import Rates
 from api.snapshot import Snapshot
 from kube.objects import format_timestamp
 
@@ -78,8 +78,7 @@ def _nic_property(card: NetworkInterfaceCard) -> str:
 
 def node_metric_status(cycle: Cycle) -> NodeMetricStatus:
     """Return CPU and memory usage of the node, of each NUMA node, and of the pods of each QoS level."""
-    snapshot = cycle.snapshot
-    change = None if cycle.previous is None else compute_rates(cycle.previous, snapshot)
+    snapshot, change = cycle.snapshot, cycle.rates
     node, per_cpu = snapshot.node, {} if change is None else change.node.per_cpu_busy_ratio
     memory = None
     if node.memory_total_bytes is not None and node.memory_available_bytes is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -14,19 +14,15 @@ from agent.reporter.cnr_inputs import NO_TOPOLOGY_POLICY, CnrInputs
 from agent.sensors.node.machine import read_hardware
 from api.interfaces import Unavailable
 from api.node_resources import NodeAllocatable, PodAllocation
-from common.health_reporter import HealthReporter
+
+if TYPE_CHECKING:
+    from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller, KubeletConfiguration
 
 POLL_INTERVAL_S = 10.0
 POLLS_PER_FULL_REFRESH = 30
 """Polls between two reads of values that change only with a restart."""
 TOPOLOGY_POLICIES = {"single-numa-node": "SingleNUMANode", "restricted": "Restricted", "best-effort": "BestEffort"}
 TOPOLOGY_SCOPES = {"container": "ContainerLevel", "pod": "PodLevel", "": "ContainerLevel"}
-
-
-class ConfigzClient(Protocol):
-    """Implemented by agent.sensors.pods.kubelet_client.KubeletClient at `/configz`."""
-
-    async def ask(self) -> bytes: ...
 
 
 class PodResourcesSource(Protocol):
@@ -37,23 +33,9 @@ class PodResourcesSource(Protocol):
     async def node(self) -> NodeAllocatable | None: ...
 
 
-class _TopologySettings(msgspec.Struct, frozen=True, rename="camel"):
-    topology_manager_policy: str = ""
-    topology_manager_scope: str = ""
-
-
-class _ConfigzResponse(msgspec.Struct, frozen=True):
-    kubeletconfig: _TopologySettings
-
-
-def topology_policy(answer: bytes) -> str:
-    """Return Katalyst's name of the topology policy in a kubelet's `/configz`. Raises Unavailable for policies without a
-    name."""
-    try:
-        settings = msgspec.json.decode(answer, type=_ConfigzResponse).kubeletconfig
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Unavailable(f"the kubelet's /configz is invalid: {error}", "check its version") from None
-    policy, scope = settings.topology_manager_policy, settings.topology_manager_scope
+def topology_policy(configuration: KubeletConfiguration) -> str:
+    """Return Katalyst's name of the kubelet's topology policy. Raises Unavailable for policies without a name."""
+    policy, scope = configuration.topology_manager_policy, configuration.topology_manager_scope
     if policy in ("", "none"):
         return NO_TOPOLOGY_POLICY
     if policy not in TOPOLOGY_POLICIES or scope not in TOPOLOGY_SCOPES:
@@ -64,17 +46,18 @@ def topology_policy(answer: bytes) -> str:
     return f"{TOPOLOGY_POLICIES[policy]}{TOPOLOGY_SCOPES[scope]}"
 
 
-class CnrInputCollector(HealthReporter):
+class CnrInputCollector:
     """Holds the latest inputs in `inputs`. Without a kubelet the policy stays as given; without pod resources there are no
     allocations."""
 
     name, form = "node-report", "kubelet"
+    lost_events = None
 
     def __init__(
         self,
         roots: tuple[Path, Path],
         start: CnrInputs,
-        kubelet: ConfigzClient | None,
+        kubelet: KubeletConfigPoller | None,
         pod_resources: PodResourcesSource | None,
     ) -> None:
         """`roots` are the mount points of /proc and /sys."""
@@ -100,15 +83,18 @@ class CnrInputCollector(HealthReporter):
         if full:
             hardware = await asyncio.to_thread(read_hardware, *self._roots)
             self.inputs = msgspec.structs.replace(self.inputs, hardware=hardware)
-        if self._kubelet is not None and (full or "policy" in self._failures):
-            await self._refresh_policy(self._kubelet)
+        if self._kubelet is not None:
+            self._refresh_policy(self._kubelet)
         if self._pod_resources is not None:
             full = full or self.inputs.node is None or "pod_resources" in self._failures
             await self._refresh_pod_resources(self._pod_resources, full=full)
 
-    async def _refresh_policy(self, kubelet: ConfigzClient) -> None:
+    def _refresh_policy(self, kubelet: KubeletConfigPoller) -> None:
         try:
-            self.inputs = msgspec.structs.replace(self.inputs, policy=topology_policy(await kubelet.ask()))
+            if kubelet.configuration is not None:
+                self.inputs = msgspec.structs.replace(self.inputs, policy=topology_policy(kubelet.configuration))
+            if kubelet.problem is not None:
+                raise kubelet.problem
         except Unavailable as error:
             self._failures["policy"] = error
         else:

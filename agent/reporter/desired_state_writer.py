@@ -20,7 +20,6 @@ from agent.reporter.cnr import TaintIdentity, merge_taints
 from api.decision import Cycle
 from api.interfaces import Unavailable
 from common.backoff import Backoff
-from common.health_reporter import HealthReporter
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
 from kube.objects import PartialObjectMetadata, ResourceType
@@ -49,11 +48,12 @@ class TaintedObject(PartialObjectMetadata, frozen=True, kw_only=True):
 NODES = ResourceType("", "v1", "nodes", "Node", TaintedObject)
 
 
-class DesiredStateWriter(HealthReporter, ABC):
-    """Sink of cycles and health component. Subclasses implement `publish` and `_write`."""
+class DesiredStateWriter(ABC):
+    """Sink of cycles and HealthReporter. Subclasses implement `publish` and `_write`."""
 
     name: str
     form: str
+    lost_events: int | None = None
     poll_interval_s: ClassVar[float] = POLL_INTERVAL_S
     retry_backoff: ClassVar[Backoff] = Backoff(first_s=2.0, max_s=60.0)
     forbidden_remedy: ClassVar[str] = ""

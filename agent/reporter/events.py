@@ -99,14 +99,14 @@ class EvictionEventWriter(DesiredStateWriter):
         self._queue: deque[dict[str, Any]] = deque(maxlen=MAX_QUEUED_EVENTS)
         self._victims: dict[str, EvictionVictim] = {}
         self._bucket = TokenBucket(EVENTS_PER_S, EVENT_BURST, time.monotonic())
-        self._lost = 0
+        self.lost_events: int = 0
 
     def publish(self, cycle: Cycle) -> None:
         """Queue the events of this cycle."""
         pods = {pod.key: pod for pod in cycle.snapshot.pods}
         at_wall_ns, at_ns = cycle.snapshot.wall_time_ns, cycle.snapshot.taken_at_ns
         for kill in cycle.kills:
-            self._lost += len(self._queue) == MAX_QUEUED_EVENTS
+            self.lost_events += len(self._queue) == MAX_QUEUED_EVENTS
             victim = self._victims.get(kill.pod)
             self._queue.append(build_event(kill, pods.get(kill.pod), victim, self._node, at_wall_ns, at_ns))
         # The steps of these victims follow in later cycles.
@@ -116,10 +116,6 @@ class EvictionEventWriter(DesiredStateWriter):
                 self._victims[victim.pod] = victim
         while len(self._victims) > MAX_VICTIMS:
             self._victims.pop(next(iter(self._victims)))
-
-    @property
-    def lost_events(self) -> int | None:
-        return self._lost
 
     async def _write(self, now_s: float) -> bool:
         """Create queued events as far as the rate allows. An event that the API server refuses is dropped, because it would be
@@ -133,7 +129,7 @@ class EvictionEventWriter(DesiredStateWriter):
                 self._failure = Unavailable(self._failure_text(error), remedy)
                 return False
             except ApiError as error:
-                self._lost += 1
+                self.lost_events += 1
                 self._failure = Unavailable(self._failure_text(error), "give the agent's role create of events")
             else:
                 self._failure = None

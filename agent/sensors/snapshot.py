@@ -23,7 +23,7 @@ from agent.sensors.node.machine import read_online_cpus_text, read_topology
 from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from api.cpu import Topology
-from api.interfaces import PodSource, Probe, ProbeReading, RunqLatencySource, Unavailable
+from api.interfaces import HealthReporter, PodSource, Probe, ProbeReading, RunqLatencySource, Unavailable
 from api.measurements import RunqLatency
 from api.pod import Pod
 from api.qos import QoSLevel
@@ -57,17 +57,20 @@ class Sensor:
         waits: RunqLatencySource,
         indicators: PodIndicatorScraper,
         probes: Sequence[Probe] = (),
-        loop_probes: Sequence[Probe] = (),
+        reporters: Sequence[HealthReporter] = (),
+        loop_reporters: Sequence[HealthReporter] = (),
         reclaim_root: str = "",
         patience_ns: int = 0,
     ) -> None:
         """`reclaim_root` is the cgroup above reclaimed pods whose priority is set as a whole; empty without one.
         `patience_ns` is how long a listed container may lack its cgroup, because the source of pods notices its end a
-        little later. `loop_probes` report health alone, and are read on the event loop by `read_loop_probes`."""
+        little later. `reporters` are read in the thread of the cycle, `loop_reporters` on the event loop by
+        `read_loop_reporters`."""
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
         self._probes, self._reclaim_root = probes, reclaim_root.rstrip("/")
-        self._loop_probes, self._loop_statuses = loop_probes, tuple[ComponentHealth, ...]()
+        self._reporters, self._loop_reporters = reporters, loop_reporters
+        self._loop_statuses = tuple[ComponentHealth, ...]()
         self._runq_lock = threading.Lock()
         """Held while a snapshot reads the maps of the run-queue probe, which `read_runq_latency` reads on the event loop."""
         self._patience_ns = patience_ns
@@ -101,6 +104,7 @@ class Sensor:
         with self._runq_lock:
             waits = self._observe("waits", lambda: self._all_waits(complete), NO_RUNQ_LATENCY, self._waits)
             reading = self._read_probes(complete)
+        self._read_health(self._reporters)
         self._statuses.extend(self._loop_statuses)
         node = msgspec.structs.replace(node, **reading.node) if reading.node else node
         cgroups = {
@@ -130,11 +134,10 @@ class Sensor:
             sources=tuple(self._statuses),
         )
 
-    def read_loop_probes(self) -> None:
+    def read_loop_reporters(self) -> None:
         """Reads the health of the components that live on the event loop, for the next snapshot. Call it on that loop."""
         self._statuses = []
-        for probe in self._loop_probes:
-            self._observe(probe.name, partial(_read_probe, probe, self._live, complete=False), ProbeReading(), probe)
+        self._read_health(self._loop_reporters)
         self._loop_statuses = tuple(self._statuses)
 
     def read_runq_latency(self, cgroup_ids: Collection[int]) -> Mapping[int, RunqLatency] | None:
@@ -169,6 +172,10 @@ class Sensor:
                 cgroups.setdefault(number, {}).update(values)
         return ProbeReading(cgroups, node)
 
+    def _read_health(self, reporters: Sequence[HealthReporter]) -> None:
+        for reporter in reporters:
+            self._observe(reporter.name, lambda: None, None, reporter)
+
     def _all_waits(self, complete: bool) -> Mapping[int, RunqLatency]:
         # A probe reads all cgroups at once; schedstat costs a read per thread, so it is used for pods only.
         cgroup_ids = self._pods_ids() if self._waits.form == SchedstatRunqLatency.form else None
@@ -198,9 +205,7 @@ class Sensor:
             return ()
         more = f" and {len(self._unrelated_pairs) - 1} more" if len(self._unrelated_pairs) > 1 else ""
         error = f"CPU priority holds among siblings only, and these cgroups are none: {self._unrelated_pairs[0]}{more}"
-        return (
-            ComponentHealth(name="pod-siblings", ok=False, error=error, remedy="place them below one parent cgroup"),
-        )
+        return _unhealthy("pod-siblings", error, "place them below one parent cgroup")
 
     def _missing_cgroups(self, cgroups: Mapping[str, CgroupSample], now_ns: int) -> tuple[ComponentHealth, ...]:
         """Report listed containers without a cgroup in one line: a typo would silently leave a pod unprotected."""
@@ -219,24 +224,16 @@ class Sensor:
         if not overdue:
             return ()
         remedy = "start the pod, or correct the path in the pods file: it is relative to the cgroup root, like /web"
-        return (
-            ComponentHealth(
-                name="pod-cgroups",
-                ok=False,
-                error=f"there is no cgroup {join_first(overdue, MAX_NAMES_SHOWN)}",
-                remedy=remedy,
-            ),
-        )
+        return _unhealthy("pod-cgroups", f"there is no cgroup {join_first(overdue, MAX_NAMES_SHOWN)}", remedy)
 
     def _indicator_status(self) -> tuple[ComponentHealth, ...]:
         errors = self._indicators.errors()
         if not errors:
             return ()
         error = join_first([f"{pod}: {reason}" for pod, reason in sorted(errors.items())], MAX_NAMES_SHOWN, "; ")
-        remedy = "correct the annotations or the endpoint of these pods"
-        return (ComponentHealth(name="indicator-pods", ok=False, error=error, remedy=remedy),)
+        return _unhealthy("indicator-pods", error, "correct the annotations or the endpoint of these pods")
 
-    def _observe(self, name: str, read: Callable[[], T], default: T, source: RunqLatencySource | Probe) -> T:
+    def _observe(self, name: str, read: Callable[[], T], default: T, source: RunqLatencySource | HealthReporter) -> T:
         """Read under a guard and add the source's own problem and its lost events to its status."""
         nothing: tuple[T, Unavailable | None] = (default, None)
         value, problem = self._guard(name, lambda: (read(), source.problem()), nothing, source.form)
@@ -277,6 +274,10 @@ class Sensor:
         return True
 
 
+def _unhealthy(name: str, error: str, remedy: str) -> tuple[ComponentHealth, ...]:
+    return (ComponentHealth(name=name, ok=False, error=error, remedy=remedy),)
+
+
 def _annotation_status(pods: tuple[Pod, ...]) -> tuple[ComponentHealth, ...]:
     """Report pods with invalid labels or annotations in one line; each reason has its own remedy."""
     lines = [f"{pod.key}: {problem}" for pod in pods for problem in pod.problems]
@@ -284,7 +285,7 @@ def _annotation_status(pods: tuple[Pod, ...]) -> tuple[ComponentHealth, ...]:
         return ()
     more = f"; and {len(lines) - 1} more" if len(lines) > 1 else ""
     remedy = "correct the labels and annotations of these pods; the snapshot lists all of them in `problems`"
-    return (ComponentHealth(name="pod-annotations", ok=False, error=f"{lines[0]}{more}", remedy=remedy),)
+    return _unhealthy("pod-annotations", f"{lines[0]}{more}", remedy)
 
 
 def _controller_status(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample]) -> tuple[ComponentHealth, ...]:
@@ -301,14 +302,7 @@ def _controller_status(pods: tuple[Pod, ...], cgroups: Mapping[str, CgroupSample
         return ()
     above = uncontrolled[0].rpartition("/")[0]
     remedy = f"enable it in all parents, the last one: echo +cpu > /sys/fs/cgroup{above}/cgroup.subtree_control"
-    return (
-        ComponentHealth(
-            name="pod-controllers",
-            ok=False,
-            error=f"no cpu controller in {join_first(uncontrolled, MAX_NAMES_SHOWN)}",
-            remedy=remedy,
-        ),
-    )
+    return _unhealthy("pod-controllers", f"no cpu controller in {join_first(uncontrolled, MAX_NAMES_SHOWN)}", remedy)
 
 
 def _unrelated_cgroup_pairs(pods: tuple[Pod, ...], root: str) -> list[str]:

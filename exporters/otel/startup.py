@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from api.interfaces import ProbeReading, Unavailable
-from common.health_reporter import HealthReporter
+from api.interfaces import Unavailable
 from exporters.otel.environment import read_otlp_settings
 from exporters.prometheus.families import AgentInfo
 
@@ -34,17 +33,15 @@ def start_otel(environ: Mapping[str, str], about: Callable[[], AgentInfo] = Agen
         raise Unavailable(f"OpenTelemetry cannot start: {error}", "correct that variable, or unset it") from error
 
 
-class OtelUnavailable(HealthReporter):
-    """Replaces a sink that cannot start: a component that reports the reason in every cycle."""
+class OtelUnavailable:
+    """Replaces a sink that cannot start: a HealthReporter of the reason."""
 
     name, form = "opentelemetry", "off"
+    lost_events = None
 
-    def __init__(self, why: Unavailable) -> None:
-        self._why = why
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - signature of Probe
-        raise Unavailable(self._why.reason, self._why.remedy)
+    def __init__(self, reason: Unavailable) -> None:
+        self._reason = reason
 
     def problem(self) -> Unavailable | None:
-        """Return None: `read` raises every problem."""
-        return None
+        """Return why the sink could not start."""
+        return self._reason

@@ -16,7 +16,7 @@ from api.cpu import parse_cpu_list
 from api.histogram import quantile_ns
 from api.measurements import UNLIMITED, Blame, CgroupLimits, Durations, SocketTraffic
 from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S, RUNQ_LATENCY_BOUNDS_S
-from api.rates import compute_rates
+from api.rates import Rates
 from api.runq_latency import online_runq_latency
 from api.snapshot import CgroupSample, Snapshot
 from api.text import printable
@@ -79,9 +79,16 @@ class CgroupSeries(NamedTuple):
 
 
 def cgroup_families(
-    snapshot: Snapshot, previous: Snapshot | None, trace: tuple[tuple[str, str], ...], max_cgroups: int
+    snapshot: Snapshot,
+    previous: Snapshot | None,
+    rates: Rates | None,
+    trace: tuple[tuple[str, str], ...],
+    max_cgroups: int,
 ) -> Iterator[MetricFamily]:
-    """Yield every cgroup family; those without a number are empty. `trace` has the labels of this cycle's exemplars."""
+    """Yield every cgroup family; those without a number are empty.
+
+    `rates` are those since `previous`; `trace` has the labels of this cycle's exemplars.
+    """
     shown = select_cgroups(snapshot, max_cgroups)
     for name, scalar in CGROUP_SCALARS:
         points = (MetricPoint(owner, (), value) for owner, sample in shown if (value := scalar(sample)) is not None)
@@ -95,7 +102,7 @@ def cgroup_families(
         )
         yield MetricFamily(AGENT_METRICS_BY_NAME[name], points=tuple(points))
     yield _runq_latency(shown, previous, trace, snapshot.wall_time_ns)
-    yield _evaluated_latency(snapshot, previous, shown)
+    yield _evaluated_latency(snapshot, previous, rates, shown)
     yield _blame(snapshot, previous, shown)
     yield _distribution_family("dioptase_cgroup_throttle_seconds", shown, _throttles)
     yield _distribution_family("dioptase_cgroup_reclaim_seconds", shown, _reclaim)
@@ -162,9 +169,10 @@ def _runq_latency(
     return MetricFamily(AGENT_METRICS_BY_NAME["dioptase_cgroup_runq_wait_seconds"], distributions=distributions)
 
 
-def _evaluated_latency(snapshot: Snapshot, previous: Snapshot | None, shown: list[CgroupSeries]) -> MetricFamily:
-    change = compute_rates(previous, snapshot) if previous else None
-    latencies = online_runq_latency(snapshot, change, previous)
+def _evaluated_latency(
+    snapshot: Snapshot, previous: Snapshot | None, rates: Rates | None, shown: list[CgroupSeries]
+) -> MetricFamily:
+    latencies = online_runq_latency(snapshot, rates, previous)
     points = [
         MetricPoint(owner, (percentile,), value / NS_PER_S)
         for owner, sample in shown

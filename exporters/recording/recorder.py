@@ -15,13 +15,12 @@ import queue
 import stat
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from api.decision import Cycle
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from exporters.prometheus.families import RecordingState
 from exporters.recording.segments import KEY_RECORD_INTERVAL, SUFFIX, pack_cycle, segment_header, segment_number
 
@@ -38,7 +37,7 @@ MIB = 1 << 20
 
 
 class Recorder:
-    """Sink of cycles, and a component that reports the state of the recording."""
+    """Sink of cycles, and a HealthReporter of the recording."""
 
     name, form = "recording", "zlib"
     lost_events = None
@@ -89,16 +88,9 @@ class Recorder:
             lost_cycles=self._lost_cycles(),
         )  # fmt: skip
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - signature of Probe
-        """Return an empty reading. Raises Unavailable while cycles cannot be written."""
-        problem = self._problem
-        if problem is not None:
-            raise Unavailable(problem.reason, problem.remedy)
-        return ProbeReading()
-
     def problem(self) -> Unavailable | None:
-        """Return None: `read` raises every problem."""
-        return None
+        """Return why cycles cannot be written; None while they can."""
+        return self._problem
 
     def close(self) -> None:
         """Write the queued cycles and close the segment, within two seconds even if the disk hangs. Idempotent."""

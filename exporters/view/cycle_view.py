@@ -24,7 +24,6 @@ from api.rates import (
     CgroupRates,
     Rates,
     cgroups_by_container,
-    compute_rates,
     delta,
     runq_latency_delta,
     sum_runq_latencies,
@@ -402,7 +401,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 def build_view(finished: Cycle) -> View:
     """Return the view of a cycle; rates are absent in the first one."""
     snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
-    change = compute_rates(previous, snapshot) if previous else None
+    change = finished.rates
     rate_of = change.cgroups if change else {}
     parts = cgroups_by_container(
         snapshot.cgroups, [container.cgroup for pod in snapshot.pods for container in pod.containers]

@@ -1,4 +1,4 @@
-"""The eviction manager's ways out of the process: which killer works where, and what is opened for which settings."""
+"""Eviction methods by settings, and the components that the eviction manager needs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent import eviction_components
+from agent import components
+from agent.components import open_eviction_components, open_pod_evictor
 from agent.config.config import AgentConfig
 from agent.eviction.api_evictor import ApiEvictionMethod, ApiEvictor
+from agent.eviction.evictor_by_qos_level import EvictorByQosLevel
 from agent.eviction.runner import EvictionRunner
 from agent.eviction.signals import SignalEvictor
-from agent.eviction_components import EvictorByQosLevel, open_eviction_components, open_pod_evictor
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.interfaces import Unavailable
 from api.qos import QoSLevel
-from common.supervised_tasks import SupervisedTasks
 from kube.client import KubeClient
 from kube.credentials import ApiAccess, ApiCredentials
 from tests.agent.eviction.builders import pod
@@ -34,7 +34,7 @@ def config(**eviction: Any) -> AgentConfig:
 @pytest.mark.parametrize(
     ("settings", "node", "kubelet", "names"),
     [
-        # What pods of a file are, the API server does not know.
+        # The API server does not know the pods of a file.
         ({}, "", False, None),
         ({}, "n1", False, None),
         ({}, "", True, None),
@@ -85,10 +85,10 @@ async def test_a_killer_that_cannot_work_here_is_refused(
         ({"pluginSockets": "/nowhere", "killer": SIGNALS}, True, True, False, ["node-taints", "eviction-plugins"]),
     ],
 )
-async def test_what_works_beside_the_rounds(
+async def test_the_settings_decide_which_components_are_opened(
     settings: dict[str, Any], acting: bool, there: bool, layers: bool, parts: list[str]
 ) -> None:
-    """In a dry run nothing is written to the Node; plugins at sockets judge there as well."""
+    """A dry run writes nothing to the Node, and evaluates plugins at sockets."""
     settings_config = msgspec.convert(
         {"eviction": settings, "kubelet": {"runtimeSocket": "/nowhere/c.sock"}}, AgentConfig
     )
@@ -99,16 +99,11 @@ async def test_what_works_beside_the_rounds(
             else None
         )
         killer = open_pod_evictor(settings_config.eviction, HERE, node="n1", kubelet=True) if acting else None
-        opened = await open_eviction_components(
-            EvictionRunner(settings_config, killer),
-            settings_config,
-            client,
-            "n1",
-            SupervisedTasks(stack),
-            kubelet=layers,
+        opened = open_eviction_components(
+            EvictionRunner(settings_config, killer), settings_config, client, "n1", stack, kubelet=layers
         )
-        assert [each.name for each in opened.sources] == parts
-        assert [each.problem() for each in opened.sources] == [None] * len(parts)
+        assert [each.name for each in opened.reporters] == parts
+        assert [each.problem() for each in opened.reporters] == [None] * len(parts)
         if isinstance(killer, EvictorByQosLevel):
             assert isinstance(killer.eviction_methods[API], ApiEvictionMethod)
             assert isinstance(killer.requests, ApiEvictor)
@@ -132,18 +127,17 @@ async def test_eviction_records_need_an_api_server_and_a_kubelet() -> None:
             client = await stack.enter_async_context(KubeClient(ApiAccess("http://127.0.0.1:1", ApiCredentials()), "t"))
             runner = EvictionRunner(settings, None)
             runner.pod_details = pods
-            tasks = SupervisedTasks(stack)
-            opened = await open_eviction_components(runner, settings, client, "n1", tasks, kubelet=False)
-            names[pods is None] = [each.name for each in opened.sources]
+            opened = open_eviction_components(runner, settings, client, "n1", stack, kubelet=False)
+            names[pods is None] = [each.name for each in opened.reporters]
     assert names == {True: ["eviction-plugins"], False: ["eviction-records", "eviction-plugins"]}
 
 
-async def test_without_a_runtime_nobody_can_stop_containers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction_components, "find_runtime_socket", lambda _path: None)
+async def test_without_a_runtime_containers_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(components, "find_runtime_socket", lambda _path: None)
     settings_config = config(killer=STOP)
     async with AsyncExitStack() as stack:
         killer = open_pod_evictor(settings_config.eviction, HERE, node="", kubelet=True)
         with pytest.raises(Unavailable, match="no container runtime is there"):
-            await open_eviction_components(
-                EvictionRunner(settings_config, killer), settings_config, None, "", SupervisedTasks(stack), kubelet=True
+            open_eviction_components(
+                EvictionRunner(settings_config, killer), settings_config, None, "", stack, kubelet=True
             )

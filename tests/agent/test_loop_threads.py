@@ -11,16 +11,17 @@ import pytest
 
 from agent.config.qrm import CpuPlacementConfig
 from agent.katalyst.admission import AdmissionInputs
+from agent.katalyst.peers import ComponentStatus
 from agent.katalyst.resource_plugin import ResourcePluginServer
 from agent.qrm.cpuset.allocate import allocate_cpusets
 from agent.qrm.cpuset.state import CpusetEntry, CpusetState
 from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from agent.sensors.snapshot import Sensor
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 from api.measurements import RunqLatency
 from tests.agent.katalyst.builders import node, pod
-from tests.agent.sensors.sensor_machine import Machine, Seeing, status
+from tests.agent.sensors.sensor_machine import Machine, status
 
 
 class SlowLatencies:
@@ -32,9 +33,9 @@ class SlowLatencies:
         self.reading, self.release = threading.Event(), threading.Event()
 
     def read(
-        self, _live: Mapping[int, str], wanted: Collection[int] | None = None, *, complete: bool = True
+        self, _live: Mapping[int, str], cgroup_ids: Collection[int] | None = None, *, complete: bool = True
     ) -> Mapping[int, RunqLatency]:
-        if wanted is None:
+        if cgroup_ids is None:
             self.reading.set()
             assert self.release.wait(10)
         return {}
@@ -65,12 +66,11 @@ def test_the_latency_watch_skips_a_look_while_a_snapshot_reads_the_same_probe(ma
 def test_health_of_the_event_loop_is_read_there_and_shown_in_the_next_snapshot(machine: Machine) -> None:
     threads: list[str] = []
 
-    def read(_live: Mapping[int, str]) -> ProbeReading:
+    def problem() -> Unavailable:
         threads.append(threading.current_thread().name)
-        return ProbeReading()
+        return Unavailable("a task failed", "see the log")
 
-    tasks = Seeing("tasks", read)
-    tasks.lost = Unavailable("a task failed", "see the log")
+    tasks = ComponentStatus("tasks", "tended", problem)
     sensor = Sensor(
         cgroups=machine.sensor()._cgroups,
         node=NodeReader(machine.root / "proc", machine.root / "sys", live=False),
@@ -78,9 +78,9 @@ def test_health_of_the_event_loop_is_read_there_and_shown_in_the_next_snapshot(m
         pods=machine.pods,
         waits=machine.waits,
         indicators=PodIndicatorScraper(),
-        loop_probes=(tasks,),
+        loop_reporters=(tasks,),
     )
-    sensor.read_loop_probes()
+    sensor.read_loop_reporters()
     cycle = threading.Thread(target=lambda: snapshots.append(sensor.snapshot(1, 1, 1)))
     snapshots = []
     cycle.start()

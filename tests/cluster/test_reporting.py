@@ -22,6 +22,7 @@ from agent.reporter.cnr_inputs import CnrInputs
 from agent.reporter.cnr_writer import FIELD_MANAGER, CnrWriter
 from agent.reporter.extended_resources import ExtendedResources
 from agent.sensors.pods.kubelet_client import KubeletClient
+from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller
 from api.advice import Headroom
 from api.decision import ActMode, Cycle
 from api.katalyst.cnr import CustomNodeResourceStatus
@@ -263,8 +264,10 @@ async def test_a_real_kubelet_reports_its_policy_and_assignments(
     )
     shares = PodResourcesListerClient(node.at("/var/lib/kubelet/pod-resources/kubelet.sock"))
     async with KubeletClient(config, "/configz") as kubelet:
-        around = CnrInputCollector((Path("/proc"), Path("/sys")), CnrInputs(), kubelet, shares)
+        configuration = KubeletConfigPoller(kubelet)
+        around = CnrInputCollector((Path("/proc"), Path("/sys")), CnrInputs(), configuration, shares)
         try:
+            await configuration.poll()
             await around.poll()
         finally:
             await shares.close()

@@ -129,18 +129,32 @@ def map_plugin_switch(field: str, plugin: str) -> FieldMapping:
     return FieldMapping(field, ("eviction.plugins",), put)
 
 
-def map_resources(field: str, cpu: tuple[str, ...], memory: tuple[str, ...]) -> FieldMapping:
+def map_resources(field: str, cpu: str, memory: str) -> FieldMapping:
     """Map a map of resource names to numbers; Katalyst's names of reclaimed resources count as CPU and memory."""
 
     def put(value: Mapping[str, Any]) -> SettingValues:
+        settings = {"cpu": cpu, "reclaimed_millicpu": cpu, "memory": memory, "reclaimed_memory": memory}
         for name, number in value.items():
-            word = name.rpartition("/")[2]
-            for setting in {"cpu": cpu, "reclaimed_millicpu": cpu, "memory": memory, "reclaimed_memory": memory}.get(
-                word, ()
-            ):
+            if setting := settings.get(name.rpartition("/")[2]):
                 yield setting_path(setting), number
 
-    return FieldMapping(field, (*cpu, *memory), put)
+    return FieldMapping(field, (cpu, memory), put)
+
+
+def map_fields(
+    parent: str, *rows: FieldMapping | tuple[str, str] | tuple[str, str, Callable[[Any], Any]]
+) -> tuple[FieldMapping, ...]:
+    """Map fields below `parent`. A row has the field, its settings separated by blanks, and the conversion if there is one."""
+    mappings = (
+        row if isinstance(row, FieldMapping) else map_field(row[0], *row[1].split(), unit=(*row[2:], identity)[0])
+        for row in rows
+    )
+    return tuple(mapping._replace(field=f"{parent}.{mapping.field}") for mapping in mappings)
+
+
+def unused_fields(parent: str, *rows: tuple[str, str]) -> tuple[UnusedField, ...]:
+    """Return fields below `parent` without effect, each with the reason."""
+    return tuple(UnusedField(f"{parent}.{field}", reason) for field, reason in rows)
 
 
 def get_field(document: Any, field: str) -> Any:

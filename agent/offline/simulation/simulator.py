@@ -195,7 +195,8 @@ def run_simulation(
     before: Cycle | None = None
     for _ in range(max(round(seconds / interval_s), 2)):
         snapshot = simulation.step(interval_s)
-        advice, changes = replay.evaluate(snapshot)
+        change = None if before is None else compute_rates(before.snapshot, snapshot)
+        advice, changes = replay.evaluate(snapshot, change)
         cycle = Cycle(
             snapshot=snapshot,
             previous=None if before is None else before.snapshot,
@@ -203,7 +204,7 @@ def run_simulation(
             trigger="tick",
             advice=advice,
         )
-        change = None if before is None else compute_rates(before.snapshot, snapshot)
+        cycle.share_rates(change)
         if before is not None and change is not None:
             fact = measure_cycle(before, cycle, change, 0)
             predicted = evaluate_outcome(fact, advice, changes, replay.victims)

@@ -18,7 +18,7 @@ from agent.qrm.knobs.knob_files import LIST_KNOBS
 from api.advice import KnobRequest
 from api.decision import Decision
 from api.knobs import Knob
-from api.rates import cgroups_by_container, compute_rates
+from api.rates import Rates, cgroups_by_container
 from api.snapshot import Snapshot
 
 
@@ -95,13 +95,13 @@ class KnobRequests(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_knob_requests(
     snapshot: Snapshot,
-    previous: Snapshot | None,
+    rates: Rates | None,
     config: KnobsConfig,
     state: KnobRequestState,
     excluded: Collection[int] = (),
 ) -> tuple[KnobRequests, KnobRequestState]:
     """Return the requests of all configured knob policies; without any, only the account of network cards.
-    `excluded` are CPUs that reclaimed pods must not use."""
+    `rates` are those since the previous cycle, `excluded` CPUs that reclaimed pods must not use."""
     bandwidth = allocate_bandwidth(snapshot, config.network, state.cards)
     requests = (
         *memory_qos_requests(snapshot, config.memory_qos),
@@ -112,7 +112,6 @@ def build_knob_requests(
         requests += static_burst(snapshot, config.burst)
     if config.burst.policy != "koordinator" and config.suppress.policy == "off":
         return KnobRequests(requests=requests, bandwidth=bandwidth), KnobRequestState(cards=bandwidth.card_by_pod)
-    rates = compute_rates(previous, snapshot) if previous is not None else None
     suppressed, suppress_state = suppress_reclaimed(snapshot, rates, config.suppress, state.suppress, excluded)
     burst, burst_state = CpuBurstRequests(), CpuBurstState()
     if config.burst.policy == "koordinator":

@@ -217,150 +217,82 @@ HIERARCHICAL_FILES = frozenset((b"cpuacct.usage", b"cpu.pressure", b"memory.pres
 """Not memory.current or pids.current, in which one cgroup's growth hides another's decline, nor cpu.stat of version 2,
 which counts periods of the cgroup's own quota."""
 _US = parsers.NS_PER_US
-_SLOW = Cadence.SLOW
 
 
-def _limit_row(name: str, v1: tuple[CgroupFileSpec, ...], v2: tuple[CgroupFileSpec, ...]) -> dict[str, FieldSources]:
-    return {f"limits.{name}": FieldSources(v1, v2, Cadence.RARE)}
+Files = CgroupFileSpec | tuple[CgroupFileSpec, ...]
 
 
+def _rows(cadence: Cadence, *rows: tuple[str, Files, Files], prefix: str = "") -> dict[str, FieldSources]:
+    """Return rows of the table. A row has the field, its file or files of version 1, and those of version 2."""
+    return {f"{prefix}{field}": FieldSources(_in_tuple(v1), _in_tuple(v2), cadence) for field, v1, v2 in rows}
+
+
+def _in_tuple(files: Files) -> tuple[CgroupFileSpec, ...]:
+    return (files,) if isinstance(files, CgroupFileSpec) else files
+
+
+_file, _keyed = CgroupFileSpec, parsers.keyed
 FIELD_TABLE: dict[str, FieldSources] = {
-    "cpu_usage_ns": FieldSources(
-        v1=(CgroupFileSpec(b"cpuacct.usage", parsers.number, "cpuacct"),),
-        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"usage_usec", _US)),),
+    **_rows(
+        Cadence.TICK,
+        ("cpu_usage_ns", _file(b"cpuacct.usage", parsers.number, "cpuacct"), _file(b"cpu.stat", _keyed(b"usage_usec", _US))),
+        # cpuacct.usage_user counts whole ticks; cpuacct.stat and version 2 split the exact usage in proportion to the ticks.
+        ("cpu_user_ns", _file(b"cpuacct.stat", user_hz_line(b"user"), "cpuacct"),
+         _file(b"cpu.stat", _keyed(b"user_usec", _US))),
+        ("cpu_system_ns", _file(b"cpuacct.stat", user_hz_line(b"system"), "cpuacct"),
+         _file(b"cpu.stat", _keyed(b"system_usec", _US))),
+        ("per_cpu_ns", _file(b"cpuacct.usage_percpu", numbers, "cpuacct"), ()),
+        ("periods", _file(b"cpu.stat", _keyed(b"nr_periods"), "cpu"), _file(b"cpu.stat", _keyed(b"nr_periods"))),
+        ("throttled_periods", _file(b"cpu.stat", _keyed(b"nr_throttled"), "cpu"), _file(b"cpu.stat", _keyed(b"nr_throttled"))),
+        ("throttled_ns", _file(b"cpu.stat", _keyed(b"throttled_time"), "cpu"),
+         _file(b"cpu.stat", _keyed(b"throttled_usec", _US))),
+        # pids.current includes the cgroups below; the lists of tasks, read without the pids controller, do not.
+        ("threads", (_file(b"pids.current", parsers.number, "pids"), _file(b"tasks", parsers.task_count, "cpu")),
+         (_file(b"pids.current", parsers.number), _file(b"cgroup.threads", parsers.task_count))),
+        ("memory_bytes", _file(b"memory.usage_in_bytes", parsers.number, "memory"), _file(b"memory.current", parsers.number)),
+        # Version 1 has no PSI: on a hybrid machine, the unified cgroup at the same path has it, if it exists.
+        ("cpu_pressure", (), _file(b"cpu.pressure", parsers.pressure)),
+        ("memory_pressure", (), _file(b"memory.pressure", parsers.pressure)),
+        ("io_pressure", (), _file(b"io.pressure", parsers.pressure)),
     ),
-    # cpuacct.usage_user counts whole ticks; cpuacct.stat and version 2 split the exact usage in proportion to the ticks.
-    "cpu_user_ns": FieldSources(
-        v1=(CgroupFileSpec(b"cpuacct.stat", user_hz_line(b"user"), "cpuacct"),),
-        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"user_usec", _US)),),
+    **_rows(
+        Cadence.SLOW,
+        # Reading memory.stat or memory.numa_stat flushes the per-CPU counters (mm/memcontrol.c, mem_cgroup_flush_stats).
+        ("memory_stat", _file(b"memory.stat", parsers.flat, "memory"), _file(b"memory.stat", parsers.flat)),
+        ("swap_bytes", _file(b"memory.stat", _keyed(b"total_swap"), "memory"), _file(b"memory.swap.current", parsers.number)),
+        ("kernel_memory_bytes", _file(b"memory.kmem.usage_in_bytes", parsers.number, "memory"),
+         _file(b"memory.stat", _keyed(b"kernel"))),
+        # Version 2 does not separate TCP from other sockets: see `sock` in memory_stat there.
+        ("kernel_tcp_bytes", _file(b"memory.kmem.tcp.usage_in_bytes", parsers.number, "memory"), ()),
+        ("numa_stat", _file(b"memory.numa_stat", numa_stat, "memory"), _file(b"memory.numa_stat", numa_stat)),
+        ("memory_events.all", _file(b"memory.oom_control", oom_kills, "memory"), _file(b"memory.events", parsers.flat)),
+        ("memory_events.local", (), _file(b"memory.events.local", parsers.flat, "memory")),
+        # The recursive files include the cgroups below, as version 2 and all other totals do; older kernels lack them.
+        ("io.bytes", (_file(b"blkio.throttle.io_service_bytes_recursive", blkio, "blkio"),
+                      _file(b"blkio.throttle.io_service_bytes", blkio, "blkio")), ()),
+        ("io.operations", (_file(b"blkio.throttle.io_serviced_recursive", blkio, "blkio"),
+                           _file(b"blkio.throttle.io_serviced", blkio, "blkio")), ()),
+        ("io.all", (), _file(b"io.stat", io_stat, "blkio")),
     ),
-    "cpu_system_ns": FieldSources(
-        v1=(CgroupFileSpec(b"cpuacct.stat", user_hz_line(b"system"), "cpuacct"),),
-        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"system_usec", _US)),),
+    **_rows(
+        Cadence.RARE,
+        ("quota_us", _file(b"cpu.cfs_quota_us", quota, "cpu"), _file(b"cpu.max", cpu_max_quota)),
+        ("period_us", _file(b"cpu.cfs_period_us", parsers.number, "cpu"), _file(b"cpu.max", cpu_max_period)),
+        ("burst_us", _file(b"cpu.cfs_burst_us", parsers.number, "cpu"), _file(b"cpu.max.burst", parsers.number)),
+        ("weight", _file(b"cpu.shares", parsers.number, "cpu"), _file(b"cpu.weight", parsers.number)),
+        ("idle", _file(b"cpu.idle", flag, "cpu"), _file(b"cpu.idle", flag)),
+        ("cpus", _file(b"cpuset.effective_cpus", id_list, "cpuset"), _file(b"cpuset.cpus.effective", id_list)),
+        ("mems", _file(b"cpuset.effective_mems", id_list, "cpuset"), _file(b"cpuset.mems.effective", id_list)),
+        ("memory_max_bytes", _file(b"memory.limit_in_bytes", limit, "memory"), _file(b"memory.max", limit)),
+        ("memory_high_bytes", (), _file(b"memory.high", limit, "memory")),
+        ("memory_low_bytes", (), _file(b"memory.low", limit, "memory")),
+        ("memory_min_bytes", (), _file(b"memory.min", limit, "memory")),
+        ("swap_max_bytes", (), _file(b"memory.swap.max", limit, "memory")),
+        ("kernel_tcp_max_bytes", _file(b"memory.kmem.tcp.limit_in_bytes", limit, "memory"), ()),
+        ("pids_max", _file(b"pids.max", limit, "pids"), _file(b"pids.max", limit)),
+        prefix="limits.",
     ),
-    "per_cpu_ns": FieldSources(v1=(CgroupFileSpec(b"cpuacct.usage_percpu", numbers, "cpuacct"),), v2=()),
-    "periods": FieldSources(
-        v1=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"nr_periods"), "cpu"),),
-        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"nr_periods")),),
-    ),
-    "throttled_periods": FieldSources(
-        v1=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"nr_throttled"), "cpu"),),
-        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"nr_throttled")),),
-    ),
-    "throttled_ns": FieldSources(
-        v1=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"throttled_time"), "cpu"),),
-        v2=(CgroupFileSpec(b"cpu.stat", parsers.keyed(b"throttled_usec", _US)),),
-    ),
-    # pids.current includes the cgroups below; the lists of tasks, read without the pids controller, do not.
-    "threads": FieldSources(
-        v1=(
-            CgroupFileSpec(b"pids.current", parsers.number, "pids"),
-            CgroupFileSpec(b"tasks", parsers.task_count, "cpu"),
-        ),
-        v2=(CgroupFileSpec(b"pids.current", parsers.number), CgroupFileSpec(b"cgroup.threads", parsers.task_count)),
-    ),
-    "memory_bytes": FieldSources(
-        v1=(CgroupFileSpec(b"memory.usage_in_bytes", parsers.number, "memory"),),
-        v2=(CgroupFileSpec(b"memory.current", parsers.number),),
-    ),
-    # Version 1 has no PSI: on a hybrid machine, the unified cgroup at the same path has it, if it exists.
-    "cpu_pressure": FieldSources(v1=(), v2=(CgroupFileSpec(b"cpu.pressure", parsers.pressure),)),
-    "memory_pressure": FieldSources(v1=(), v2=(CgroupFileSpec(b"memory.pressure", parsers.pressure),)),
-    "io_pressure": FieldSources(v1=(), v2=(CgroupFileSpec(b"io.pressure", parsers.pressure),)),
-    # Reading memory.stat or memory.numa_stat flushes the per-CPU counters (mm/memcontrol.c, mem_cgroup_flush_stats).
-    "memory_stat": FieldSources(
-        v1=(CgroupFileSpec(b"memory.stat", parsers.flat, "memory"),),
-        v2=(CgroupFileSpec(b"memory.stat", parsers.flat),),
-        cadence=_SLOW,
-    ),
-    "swap_bytes": FieldSources(
-        v1=(CgroupFileSpec(b"memory.stat", parsers.keyed(b"total_swap"), "memory"),),
-        v2=(CgroupFileSpec(b"memory.swap.current", parsers.number),),
-        cadence=_SLOW,
-    ),
-    "kernel_memory_bytes": FieldSources(
-        v1=(CgroupFileSpec(b"memory.kmem.usage_in_bytes", parsers.number, "memory"),),
-        v2=(CgroupFileSpec(b"memory.stat", parsers.keyed(b"kernel")),),
-        cadence=_SLOW,
-    ),
-    # Version 2 does not separate TCP from other sockets: see `sock` in memory_stat there.
-    "kernel_tcp_bytes": FieldSources(
-        v1=(CgroupFileSpec(b"memory.kmem.tcp.usage_in_bytes", parsers.number, "memory"),), v2=(), cadence=_SLOW
-    ),
-    "numa_stat": FieldSources(
-        v1=(CgroupFileSpec(b"memory.numa_stat", numa_stat, "memory"),),
-        v2=(CgroupFileSpec(b"memory.numa_stat", numa_stat),),
-        cadence=_SLOW,
-    ),
-    "memory_events.all": FieldSources(
-        v1=(CgroupFileSpec(b"memory.oom_control", oom_kills, "memory"),),
-        v2=(CgroupFileSpec(b"memory.events", parsers.flat),),
-        cadence=_SLOW,
-    ),
-    "memory_events.local": FieldSources(
-        v1=(), v2=(CgroupFileSpec(b"memory.events.local", parsers.flat, "memory"),), cadence=_SLOW
-    ),
-    # The recursive files include the cgroups below, as version 2 and all other totals do; older kernels lack them.
-    "io.bytes": FieldSources(
-        v1=(
-            CgroupFileSpec(b"blkio.throttle.io_service_bytes_recursive", blkio, "blkio"),
-            CgroupFileSpec(b"blkio.throttle.io_service_bytes", blkio, "blkio"),
-        ),
-        v2=(),
-        cadence=_SLOW,
-    ),
-    "io.operations": FieldSources(
-        v1=(
-            CgroupFileSpec(b"blkio.throttle.io_serviced_recursive", blkio, "blkio"),
-            CgroupFileSpec(b"blkio.throttle.io_serviced", blkio, "blkio"),
-        ),
-        v2=(),
-        cadence=_SLOW,
-    ),
-    "io.all": FieldSources(v1=(), v2=(CgroupFileSpec(b"io.stat", io_stat, "blkio"),), cadence=_SLOW),
-    **_limit_row(
-        "quota_us",
-        (CgroupFileSpec(b"cpu.cfs_quota_us", quota, "cpu"),),
-        (CgroupFileSpec(b"cpu.max", cpu_max_quota),),
-    ),
-    **_limit_row(
-        "period_us",
-        (CgroupFileSpec(b"cpu.cfs_period_us", parsers.number, "cpu"),),
-        (CgroupFileSpec(b"cpu.max", cpu_max_period),),
-    ),
-    **_limit_row(
-        "burst_us",
-        (CgroupFileSpec(b"cpu.cfs_burst_us", parsers.number, "cpu"),),
-        (CgroupFileSpec(b"cpu.max.burst", parsers.number),),
-    ),
-    **_limit_row(
-        "weight",
-        (CgroupFileSpec(b"cpu.shares", parsers.number, "cpu"),),
-        (CgroupFileSpec(b"cpu.weight", parsers.number),),
-    ),
-    **_limit_row("idle", (CgroupFileSpec(b"cpu.idle", flag, "cpu"),), (CgroupFileSpec(b"cpu.idle", flag),)),
-    **_limit_row(
-        "cpus",
-        (CgroupFileSpec(b"cpuset.effective_cpus", id_list, "cpuset"),),
-        (CgroupFileSpec(b"cpuset.cpus.effective", id_list),),
-    ),
-    **_limit_row(
-        "mems",
-        (CgroupFileSpec(b"cpuset.effective_mems", id_list, "cpuset"),),
-        (CgroupFileSpec(b"cpuset.mems.effective", id_list),),
-    ),
-    **_limit_row(
-        "memory_max_bytes",
-        (CgroupFileSpec(b"memory.limit_in_bytes", limit, "memory"),),
-        (CgroupFileSpec(b"memory.max", limit),),
-    ),
-    **_limit_row("memory_high_bytes", (), (CgroupFileSpec(b"memory.high", limit, "memory"),)),
-    **_limit_row("memory_low_bytes", (), (CgroupFileSpec(b"memory.low", limit, "memory"),)),
-    **_limit_row("memory_min_bytes", (), (CgroupFileSpec(b"memory.min", limit, "memory"),)),
-    **_limit_row("swap_max_bytes", (), (CgroupFileSpec(b"memory.swap.max", limit, "memory"),)),
-    **_limit_row("kernel_tcp_max_bytes", (CgroupFileSpec(b"memory.kmem.tcp.limit_in_bytes", limit, "memory"),), ()),
-    **_limit_row("pids_max", (CgroupFileSpec(b"pids.max", limit, "pids"),), (CgroupFileSpec(b"pids.max", limit),)),
-}
+}  # fmt: skip
 """A row whose name has a dot is part of the field before the dot; `PART_JOINERS` joins the parts."""
 PART_JOINERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "limits": lambda parts: CgroupLimits(**parts),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,24 +48,42 @@ def detect_hierarchy(proc: Path = Path("/proc")) -> Hierarchy:
     """Read the mount table of this process. Raises Unavailable if no hierarchy with a cpu controller is mounted."""
     v1: dict[str, Path] = {}
     v2: Path | None = None
-    for line in (proc / "self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        left, separator, right = line.partition(" - ")
-        fields, tail = left.split(" "), right.split(" ")
-        if not separator or len(fields) < 5 or len(tail) < 3:
-            continue
-        mount_point = Path(unescape_mount(fields[4]))
-        if tail[0] == "cgroup2" and v2 is None:
-            v2 = mount_point
-        elif tail[0] == "cgroup":
-            for option in tail[2].split(","):
+    for mount in parse_mountinfo((proc / "self/mountinfo").read_bytes()):
+        if mount.kind == "cgroup2" and v2 is None:
+            v2 = Path(mount.point)
+        elif mount.kind == "cgroup":
+            for option in mount.options.split(","):
                 if option in V1_CONTROLLERS:
-                    v1.setdefault(option, mount_point)
+                    v1.setdefault(option, Path(mount.point))
     if "cpu" not in v1 and v2 is None:
         raise Unavailable(
             "no cgroup file system with a cpu controller is mounted",
             "mount one: mount -t cgroup2 none /sys/fs/cgroup",
         )
     return Hierarchy(v1=v1, v2=v2)
+
+
+class Mount(NamedTuple):
+    """One line of mountinfo."""
+
+    device: str
+    root: str
+    point: str
+    kind: str
+    source: str
+    options: str
+    """Options of the file system; of version 1 they name its controllers."""
+
+
+def parse_mountinfo(text: bytes) -> tuple[Mount, ...]:
+    """Parse /proc/self/mountinfo, in order of mounting."""
+    mounts = []
+    for line in text.split(b"\n"):
+        left, dash, right = line.partition(b" - ")
+        fields, tail = left.split(b" "), right.split(b" ")
+        if dash and len(fields) >= 5 and len(tail) >= 3:
+            mounts.append(Mount(*(unescape_mount(os.fsdecode(word)) for word in (*fields[2:5], *tail[:3]))))
+    return tuple(mounts)
 
 
 def unescape_mount(path: str) -> str:

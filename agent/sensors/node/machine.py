@@ -52,7 +52,7 @@ def read_topology(sys: Path, text: Callable[[Path], str] = read_sysfs_text) -> T
 
 
 def _online_cpus(sys: Path, text: Callable[[Path], str]) -> tuple[int, ...]:
-    listed = _parse_cpus_or_none(text(sys / _CPU_DIRECTORY / "online"))
+    listed = parse_cpus(text(sys / _CPU_DIRECTORY / "online"))
     if listed:
         return listed
     present = sorted(_numbered_entries(sys / _CPU_DIRECTORY, "cpu"))
@@ -65,7 +65,7 @@ def _numa_of_cpus(sys: Path, text: Callable[[Path], str]) -> dict[int, int]:
     return {
         cpu: node
         for node in sorted(_numbered_entries(sys / _NUMA_DIRECTORY, "node"))
-        for cpu in _parse_cpus_or_none(text(sys / _NUMA_DIRECTORY / f"node{node}/cpulist"))
+        for cpu in parse_cpus(text(sys / _NUMA_DIRECTORY / f"node{node}/cpulist"))
     }
 
 
@@ -77,7 +77,8 @@ def _numbered_entries(directory: Path, prefix: str) -> list[int]:
     return [int(match[1]) for name in names if name.startswith(prefix) and (match := _NUMBERED.fullmatch(name))]
 
 
-def _parse_cpus_or_none(listed: str) -> tuple[int, ...]:
+def parse_cpus(listed: str) -> tuple[int, ...]:
+    """Parse a list of CPUs; empty for no CPUs, and for a malformed list."""
     try:
         return parse_cpu_list(listed)
     except ValueError:

@@ -141,7 +141,7 @@ _RESCTRL_ROOT = "fs/resctrl"
 _DOMAIN = re.compile(r"mon_L3_([0-9]{1,4})", re.ASCII)
 _RESERVED_DIRECTORIES = {"info", "mon_data", "mon_groups"}
 MAX_RESCTRL_GROUPS = 64
-"""Bound of the groups to read: each counter read interrupts a CPU of its domain (fs/resctrl, mon_event_read)."""
+"""Bound of the groups to read: each counter is read on a CPU of its domain (mon_event_read of the kernel's resctrl)."""
 RESCTRL_MISSING = "there is no resctrl file system with monitors"
 RESCTRL_REMEDY = "mount -t resctrl resctrl /sys/fs/resctrl, on a CPU with cache or bandwidth monitoring"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.sensors import parsers
-from agent.sensors.cgroup.hierarchy import unescape_mount
+from agent.sensors.cgroup.hierarchy import Mount, parse_mountinfo
 from agent.sensors.kernel_files import ProcSysFiles
 from agent.sensors.parsers import MAX_COUNTER, number, scaled
 from api.measurements import Disk, Filesystem
@@ -92,16 +92,6 @@ _REMOTE_TYPES = (
 MAX_FILESYSTEMS = 200
 
 
-class Mount(NamedTuple):
-    """One line of mountinfo."""
-
-    device: str
-    root: str
-    point: str
-    kind: str
-    source: str
-
-
 def read_filesystems(files: ProcSysFiles) -> dict[str, Any]:
     """Return free space by mount point, in the agent's mount namespace; one mount point per device."""
     filesystems = {}
@@ -117,18 +107,6 @@ def read_filesystems(files: ProcSysFiles) -> dict[str, Any]:
                 size_bytes=size, available_bytes=available, inodes=inodes, free_inodes=free
             )
     return {"filesystems": filesystems}
-
-
-def parse_mountinfo(text: bytes) -> tuple[Mount, ...]:
-    """Parse /proc/self/mountinfo, in order of mounting."""
-    mounts = []
-    for line in text.split(b"\n"):
-        left, dash, right = line.partition(b" - ")
-        fields, tail = left.split(b" "), right.split(b" ")
-        if dash and len(fields) >= 6 and len(tail) >= 2:
-            words = (fields[2], fields[3], fields[4], tail[0], tail[1])
-            mounts.append(Mount(*(unescape_mount(os.fsdecode(word)) for word in words)))
-    return tuple(mounts)
 
 
 def local_mounts(all_mounts: tuple[Mount, ...]) -> list[Mount]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from agent.sensors import parsers
 from agent.sensors.kernel_files import ProcSysFiles
+from agent.sensors.node.machine import parse_cpus
 from agent.sensors.parsers import number
-from api.cpu import parse_cpu_list
 from api.measurements import MemoryZone, NumaNode
 
 _SYSCTL_NAMES = {
@@ -167,19 +167,11 @@ def read_numa_nodes(files: ProcSysFiles) -> dict[str, Any]:
 
 def _read_numa_node(files: ProcSysFiles, directory: Path, online: list[int]) -> NumaNode:
     return NumaNode(
-        cpus=parse_numa_cpus(files.read_optional(directory / "cpulist")),
+        cpus=parse_cpus(files.read_optional(directory / "cpulist").decode("ascii", "replace")),
         distances=parse_numa_distances(files.read_optional(directory / "distance"), online),
         meminfo=parsers.meminfo(files.read_optional(directory / "meminfo")),
         vmstat=parsers.flat(files.read_optional(directory / "vmstat")),
     )
-
-
-def parse_numa_cpus(text: bytes) -> tuple[int, ...]:
-    """Parse a list of CPUs; empty for a node without CPUs, and for a malformed list."""
-    try:
-        return parse_cpu_list(text.decode("ascii", "replace"))
-    except ValueError:
-        return ()
 
 
 def parse_numa_distances(text: bytes, online: list[int]) -> dict[int, int]:

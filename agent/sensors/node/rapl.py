@@ -3,14 +3,13 @@ Writes nothing: the consumer of the power advice applies the cap."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agent.sensors import parsers
 from agent.sensors.kernel_files import ProcSysFiles
 from agent.sensors.parsers import number
-from api.interfaces import ProbeReading, Unavailable
+from api.interfaces import Unavailable
 
 _POWERCAP_ROOT = "class/powercap"
 _RAPL_PREFIX = "intel-rapl:"
@@ -58,27 +57,18 @@ class PowerCapSupport:
     def __init__(self, sys: Path) -> None:
         caps = [name for pattern, name in _CAP_FILES.items() if any(sys.glob(pattern))]
         self.form = " and ".join(caps) or "none"
-        self._why: Unavailable | None = None
+        self._problem: Unavailable | None = None
         if not any(sys.glob(_ENERGY_COUNTERS)):
-            self._why = Unavailable(
+            self._problem = Unavailable(
                 f"the node's power cannot be measured: there is no /sys/{_ENERGY_COUNTERS}",
                 "load intel_rapl_msr on a machine that has it, or set power.enable: false",
             )
         elif not caps:
-            self._why = Unavailable(
+            self._problem = Unavailable(
                 f"power cannot be capped: there is no {' and no '.join(f'/sys/{each}' for each in _CAP_FILES)}",
                 "load a cpufreq driver, or set power-internal-op: 2 in alerts, to evict only",
             )
 
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - a Probe's
-        """Return nothing. Raises Unavailable if power cannot be measured or capped."""
-        if self._why is not None:
-            raise Unavailable(self._why.reason, self._why.remedy)
-        return ProbeReading()
-
     def problem(self) -> Unavailable | None:
-        """Return None: `read` raises."""
-        return None
-
-    def close(self) -> None:
-        pass
+        """Return why power cannot be measured or capped; None if it can."""
+        return self._problem

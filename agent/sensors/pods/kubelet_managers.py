@@ -4,23 +4,20 @@ then. Where neither source can be read, the managers count as possibly static.""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agent.sensors.pods.kubelet_client import KubeletClient
+from agent.sensors.pods.kubelet_configuration import MANAGER_OFF, KubeletConfigPoller, KubeletConfiguration
 from api.cpu import parse_cpu_list
 from api.interfaces import ProbeReading, Unavailable
 from api.measurements import KubeletManagers
 from common.files import read_small_file
 
 CPU_STATE_FILE, MEMORY_STATE_FILE = "cpu_manager_state", "memory_manager_state"
-POLICY_NONE, POLICY_UNKNOWN = "none", "unknown"
-POLL_INTERVAL_S = 10.0
-"""A restarted kubelet may have other managers."""
+POLICY_UNKNOWN = "unknown"
 MAX_STATE_BYTES = 4 << 20
 _REMEDY = (
     "write `cpuManagerPolicy: none` in the kubelet's configuration, and remove {path} with the kubelet stopped; or set "
@@ -38,49 +35,7 @@ class _Memory(msgspec.Struct, frozen=True, rename="camel"):
     entries: dict[str, dict[str, Any]] | None = None
 
 
-class KubeletManagerPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The policies in the kubelet's `/configz`."""
-
-    cpu_manager_policy: str
-    memory_manager_policy: str = POLICY_NONE
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    kubeletconfig: KubeletManagerPolicies
-
-
-def parse_configz(answer: bytes) -> KubeletManagerPolicies:
-    """Return the policies of a `/configz` answer. Raises Unavailable for any other text."""
-    try:
-        return msgspec.json.decode(answer, type=_Answer).kubeletconfig
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Unavailable(f"the kubelet's /configz has an unexpected format: {error}", "see its version") from None
-
-
-class KubeletConfigPoller:
-    """Polls the kubelet's configuration; the last answer stays valid while the kubelet is unreachable."""
-
-    def __init__(self, kubelet: KubeletClient) -> None:
-        """`kubelet` is a client of CONFIGZ_PATH."""
-        self._kubelet = kubelet
-        self.policies: KubeletManagerPolicies | None = None
-        self.problem: Unavailable | None = None
-
-    async def run(self) -> None:
-        """Poll until cancelled."""
-        while True:
-            await asyncio.sleep(POLL_INTERVAL_S)
-            await self.poll()
-
-    async def poll(self) -> None:
-        """Poll once. Never raises for a failing kubelet."""
-        try:
-            self.policies, self.problem = parse_configz(await self._kubelet.ask()), None
-        except Unavailable as error:
-            self.problem = error
-
-
-def combine_managers(configz: KubeletManagerPolicies | None, state_files: KubeletManagers | None) -> KubeletManagers:
+def combine_managers(configz: KubeletConfiguration | None, state_files: KubeletManagers | None) -> KubeletManagers:
     """Return the managers by `/configz` and by the state files. A manager counts as on if either says so: leaving
     cpusets alone costs little, competing with the kubelet for them costs much."""
     if configz is None:
@@ -90,8 +45,8 @@ def combine_managers(configz: KubeletManagerPolicies | None, state_files: Kubele
         return KubeletManagers(cpu=cpu, memory=memory)
     return msgspec.structs.replace(
         state_files,
-        cpu=state_files.cpu if cpu == POLICY_NONE else cpu,
-        memory=state_files.memory if memory == POLICY_NONE else memory,
+        cpu=state_files.cpu if cpu == MANAGER_OFF else cpu,
+        memory=state_files.memory if memory == MANAGER_OFF else memory,
     )
 
 
@@ -114,7 +69,7 @@ def read_manager_state(root: Path) -> KubeletManagers:
             raise _unreadable(root / CPU_STATE_FILE, str(error)) from None
     return KubeletManagers(
         cpu=cpu.policy_name.lower(),
-        memory=POLICY_NONE if memory is None else memory.policy_name.lower(),
+        memory=MANAGER_OFF if memory is None else memory.policy_name.lower(),
         exclusive=exclusive,
         bound=frozenset(memory.entries or {}) if memory is not None else frozenset(),
     )
@@ -134,7 +89,7 @@ class KubeletManagersProbe:
     @property
     def form(self) -> str:
         """The policies, as the detail of a snapshot's source."""
-        managers = combine_managers(self._poller.policies, self._managers)
+        managers = combine_managers(self._poller.configuration, self._managers)
         return POLICY_UNKNOWN if managers.cpu == POLICY_UNKNOWN else f"cpu {managers.cpu}, memory {managers.memory}"
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - a Probe's
@@ -145,11 +100,11 @@ class KubeletManagersProbe:
                 self._managers, self._signature, self._unreadable = read_manager_state(self._root), signature, None
             except Unavailable as error:
                 self._unreadable = error
-        return ProbeReading(node={"kubelet": combine_managers(self._poller.policies, self._managers)})
+        return ProbeReading(node={"kubelet": combine_managers(self._poller.configuration, self._managers)})
 
     def problem(self) -> Unavailable | None:
         """Return why the managers are unknown, or that the kubelet owns cpusets which the policy needs."""
-        managers = combine_managers(self._poller.policies, self._managers)
+        managers = combine_managers(self._poller.configuration, self._managers)
         if self._needs_cpusets and managers.cpu == POLICY_UNKNOWN:
             reasons = [error.reason for error in (self._poller.problem, self._unreadable) if error is not None]
             return Unavailable(

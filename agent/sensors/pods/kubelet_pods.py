@@ -23,7 +23,7 @@ from agent.sensors.pods.pod_join import (
     decode_pod_list,
     join_pods,
 )
-from api.interfaces import Probe, ProbeReading, Unavailable
+from api.interfaces import HealthReporter, Unavailable
 from api.pod import Pod
 from api.text import join_first
 
@@ -93,7 +93,7 @@ class KubeletPodSource:
         self._poll_requested = True
         self._wake.set()
 
-    def probes(self) -> tuple[Probe, ...]:
+    def reporters(self) -> tuple[HealthReporter, ...]:
         """Return the health of both, as sources."""
         return (self.kubelet, self.runtime) if self._runtime is not None else (self.kubelet,)
 
@@ -234,7 +234,7 @@ class KubeletPodSource:
 
 
 class PodSourceHealth:
-    """Health of the kubelet or the runtime: a Probe that measures nothing."""
+    """Health of the kubelet or the runtime."""
 
     def __init__(self, name: str, form: str, what: str, clock: Callable[[], float]) -> None:
         self.name, self.form, self._what, self._clock = name, form, what, clock
@@ -262,12 +262,6 @@ class PodSourceHealth:
         if self._error is None or age_s is None or not self._unreachable:
             return self._error
         return Unavailable(f"{self._error.reason} (the {self._what} is {age_s:.0f} s old)", self._error.remedy)
-
-    def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:  # noqa: ARG002 - a Probe's
-        return ProbeReading()
-
-    def close(self) -> None:
-        pass
 
 
 def _kubelet_not_synced(unlisted_pods: Mapping[str, str]) -> Unavailable:

@@ -24,6 +24,9 @@ from agent.sensors.cgroup.pod_cgroup_paths import (
 from agent.sensors.pods.pod_spec import (
     KNOWN_RESOURCES,
     SIDECAR_POLICY,
+    TERMINAL_PHASES,
+    KubernetesContainer,
+    KubernetesResources,
     PodContainer,
     PodFieldPaths,
     PodParsingContext,
@@ -69,7 +72,6 @@ MAX_POD_BYTES = 4 << 20
 """The API server accepts at most 1.5 MiB per object by default, in protobuf, which is shorter than JSON."""
 MIRROR_ANNOTATION, SOURCE_ANNOTATION = "kubernetes.io/config.mirror", "kubernetes.io/config.source"
 SOURCE_API = "api"
-TERMINAL_PHASES = ("Succeeded", "Failed")
 DIGEST_BYTES = 16
 _MAX_PROBLEMS_SHOWN = 3
 
@@ -97,25 +99,14 @@ class KubeletPodMetadata(msgspec.Struct, frozen=True):
     owners: list[KubeletOwner] | None = msgspec.field(name="ownerReferences", default=None)
 
 
-class KubeletResources(msgspec.Struct, frozen=True):
-    requests: dict[str, str | int | float] | None = None
-    limits: dict[str, str | int | float] | None = None
-
-
-class KubeletContainerSpec(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    resources: KubeletResources | None = None
-    restart_policy: str | None = None
-
-
 class KubeletPodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    containers: list[KubeletContainerSpec]
-    init_containers: list[KubeletContainerSpec] | None = None
-    ephemeral_containers: list[KubeletContainerSpec] | None = None
+    containers: list[KubernetesContainer]
+    init_containers: list[KubernetesContainer] | None = None
+    ephemeral_containers: list[KubernetesContainer] | None = None
     priority: int | None = None
     termination_grace_period_seconds: int | None = None
     priority_class_name: str | None = None
-    resources: KubeletResources | None = None
+    resources: KubernetesResources | None = None
     """Pod-level resources (KEP-2837)."""
     host_network: bool | None = None
 
@@ -263,8 +254,8 @@ def qos_class(pod: KubeletPod) -> str:
     return GUARANTEED if guaranteed else BURSTABLE
 
 
-def _positive_resources(amounts: KubeletResources | None) -> tuple[dict[str, object], dict[str, object]]:
-    listed = amounts or KubeletResources()
+def _positive_resources(amounts: KubernetesResources | None) -> tuple[dict[str, object], dict[str, object]]:
+    listed = amounts or KubernetesResources()
     requests, limits = (
         {name: value for name in (CPU, MEMORY) if (value := _quantity_or_zero(entries or {}, name))}
         for entries in (listed.requests, listed.limits)
@@ -434,15 +425,15 @@ def _pod_containers(kube: KubeletPod, cgroups: Mapping[str, str]) -> tuple[list[
     return containers, problems
 
 
-def _pod_container(spec: KubeletContainerSpec, cgroups: Mapping[str, str], problems: list[str]) -> PodContainer:
+def _pod_container(spec: KubernetesContainer, cgroups: Mapping[str, str], problems: list[str]) -> PodContainer:
     ask = _read_resources(spec.resources, KNOWN_RESOURCES, f"container {spec.name}: resources", problems)
     return PodContainer(spec.name, cgroups.get(spec.name, ""), ask, init=False)
 
 
 def _read_resources(
-    listed: KubeletResources | None, known_resources: Collection[str], path: str, problems: list[str]
+    listed: KubernetesResources | None, known_resources: Collection[str], path: str, problems: list[str]
 ) -> ResourceRequirements:
-    amounts = listed or KubeletResources()
+    amounts = listed or KubernetesResources()
     requests = {name: value for name, value in (amounts.requests or {}).items() if name in known_resources}
     # Kubernetes treats a limit of 0 as no limit.
     limits = {

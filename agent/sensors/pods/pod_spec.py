@@ -326,20 +326,24 @@ class _Metadata(msgspec.Struct, frozen=True):
     uid: str = ""
 
 
-class _Resources(msgspec.Struct, frozen=True):
-    requests: dict[str, Any] | None = None
-    limits: dict[str, Any] | None = None
+class KubernetesResources(msgspec.Struct, frozen=True):
+    """The `resources` of a container or pod in Kubernetes objects."""
+
+    requests: dict[str, str | int | float] | None = None
+    limits: dict[str, str | int | float] | None = None
 
 
-class _Container(msgspec.Struct, frozen=True):
+class KubernetesContainer(msgspec.Struct, frozen=True, rename="camel"):
+    """A container in the `spec` of a Kubernetes pod."""
+
     name: str
-    resources: _Resources | None = None
-    restart_policy: str | None = field(name="restartPolicy", default=None)
+    resources: KubernetesResources | None = None
+    restart_policy: str | None = None
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    containers: list[_Container]
-    init_containers: list[_Container] | None = field(name="initContainers", default=None)
+    containers: list[KubernetesContainer]
+    init_containers: list[KubernetesContainer] | None = field(name="initContainers", default=None)
     priority: int | None = None
     priority_class: str | None = field(name="priorityClassName", default=None)
     host_network: bool | None = field(name="hostNetwork", default=None)
@@ -413,7 +417,9 @@ def _read_item(item: object, prefix: str) -> list[ManifestPod]:
     return [ManifestPod(raw, place, pod.metadata.uid, address)]
 
 
-def _manifest_container(container: _Container, annotations: Mapping[str, Any], place: PodFieldPaths) -> RawContainer:
+def _manifest_container(
+    container: KubernetesContainer, annotations: Mapping[str, Any], place: PodFieldPaths
+) -> RawContainer:
     key = f"{CGROUP_PREFIX}{container.name}"
     cgroup = annotations.get(key)
     if not isinstance(cgroup, str):
@@ -421,7 +427,7 @@ def _manifest_container(container: _Container, annotations: Mapping[str, Any], p
             f"{place.metadata}.annotations[{key!r:.80}]",
             "is missing; set it to the path of that container's cgroup below the cgroup root, like /kubepods/web",
         )
-    listed = container.resources or _Resources()
+    listed = container.resources or KubernetesResources()
     requests, limits = (
         {name: value for name, value in (entries or {}).items() if name in KNOWN_RESOURCES}
         for entries in (listed.requests, listed.limits)

@@ -29,12 +29,16 @@ OBJECT = f"/apis/config.katalyst.kubewharf.io/v1alpha1/namespaces/kube-system/{A
 class Cluster:
     """Plays an API server with one CustomNodeConfig and one object."""
 
-    def __init__(self) -> None:
+    def __init__(self, content: str = "") -> None:
+        """With `content`, the hash of an object without reclaimable resources is in the CustomNodeConfig."""
         self.version = 1
         self.targets: list[dict[str, Any]] | None = []
         self.objects: dict[str, Any] = {}
         self.requests: list[str] = []
         self.changed = asyncio.Event()
+        if content:
+            self.set_fields(enableReclaim=False)
+            self.name_hashes(content)
 
     def name_hashes(self, *hashes: str, resource: str = ADMIN) -> None:
         """Set the hashes in the CustomNodeConfig."""
@@ -109,14 +113,17 @@ async def until(held: Any, what: str) -> None:
     raise AssertionError(f"never: {what}")
 
 
+def reason(follower: CustomNodeConfigFollower) -> str:
+    problem = follower.problem()
+    return "" if problem is None else problem.reason
+
+
 def rules(tmp_path: Path) -> DynamicConfig:
     return DynamicConfig({}, AgentConfig(), lambda _: "", LastGoodFile(tmp_path, "n1"))
 
 
 async def test_an_object_is_fetched_when_its_hash_changes_and_only_then(tmp_path: Path) -> None:
-    cluster = Cluster()
-    cluster.set_fields(enableReclaim=False)
-    cluster.name_hashes("h1")
+    cluster = Cluster("h1")
     previous = rules(tmp_path)
     async with following(cluster, previous) as (follower, configs):
         await until(lambda: configs, "the first object is applied")
@@ -137,9 +144,7 @@ async def test_an_object_is_fetched_when_its_hash_changes_and_only_then(tmp_path
 
 
 async def test_a_restart_does_not_fetch_saved_objects_again(tmp_path: Path) -> None:
-    cluster = Cluster()
-    cluster.set_fields(enableReclaim=False)
-    cluster.name_hashes("h1")
+    cluster = Cluster("h1")
     async with following(cluster, rules(tmp_path)) as (_, configs):
         await until(lambda: configs, "applied")
         # While the rollout is under way the object has moved on; this node keeps its version.
@@ -184,9 +189,7 @@ async def test_a_node_without_saved_configuration_does_not_apply_a_canarys_conte
     cluster.name_hashes("h1")
     async with following(cluster, rules(tmp_path)) as (follower, configs):
         await until(lambda: follower.problem() is not None, "it says so")
-        problem = follower.problem()
-        assert problem is not None
-        assert "its content is no longer the h1 of this node's CustomNodeConfig" in problem.reason
+        assert "its content is no longer the h1 of this node's CustomNodeConfig" in reason(follower)
         assert configs == [], "nothing of it is applied"
         cluster.name_hashes("h2")
         await until(lambda: configs, "its turn comes")
@@ -199,18 +202,14 @@ async def test_an_invalid_object_and_a_missing_one_are_reported_and_the_last_goo
 ) -> None:
     monkeypatch.setattr(follow, "CHECK_INTERVAL_S", 0.02)
     monkeypatch.setattr(follow, "FETCH_BACKOFF", Backoff(first_s=0.01, max_s=0.02))
-    cluster = Cluster()
-    cluster.set_fields(enableReclaim=False)
-    cluster.name_hashes("h1")
+    cluster = Cluster("h1")
     previous = rules(tmp_path)
     async with following(cluster, previous) as (follower, configs):
         await until(lambda: configs, "applied")
         cluster.set_fields(enableReclaim="no")
         cluster.name_hashes("h2")
         await until(lambda: follower.problem() is not None, "refused")
-        problem = follower.problem()
-        assert problem is not None
-        assert "enableReclaim: Expected `bool" in problem.reason
+        assert "enableReclaim: Expected `bool" in reason(follower)
         assert previous.config.advisor.enable_reclaim is False
         reported = follower.effective()
         assert (reported.node, [item.hash for item in reported.objects]) == ("n1", ["h1", "h2"])
@@ -238,17 +237,13 @@ async def test_a_node_without_custom_node_config_retains_its_configuration_for_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "CHECK_INTERVAL_S", 0.02)
-    cluster = Cluster()
-    cluster.set_fields(enableReclaim=False)
-    cluster.name_hashes("h1")
+    cluster = Cluster("h1")
     previous = rules(tmp_path)
     async with following(cluster, previous) as (follower, configs):
         await until(lambda: configs, "applied")
         cluster.put(None)
         await until(lambda: follower.problem() is not None, "said")
-        problem = follower.problem()
-        assert problem is not None
-        assert problem.reason == "there is no CustomNodeConfig n1"
+        assert reason(follower) == "there is no CustomNodeConfig n1"
         assert previous.config.advisor.enable_reclaim is False
         monkeypatch.setattr(follow, "RETENTION_S", 0.0)
         await until(lambda: len(configs) == 2, "forgotten")
@@ -277,6 +272,4 @@ async def test_the_configuration_stays_while_the_api_server_is_unreachable(
         assert await follower.check_once() is False
         assert follower.problem() is None, "it has only just started"
         monkeypatch.setattr(follow, "STARTUP_GRACE_S", -1.0)
-        problem = follower.problem()
-        assert problem is not None
-        assert problem.reason == "CustomNodeConfig n1 was never received"
+        assert reason(follower) == "CustomNodeConfig n1 was never received"

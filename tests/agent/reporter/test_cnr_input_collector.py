@@ -2,70 +2,55 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.reporter.cnr_input_collector import POLLS_PER_FULL_REFRESH, CnrInputCollector, topology_policy
 from agent.reporter.cnr_inputs import CnrInputs
+from agent.sensors.pods.kubelet_configuration import KubeletConfiguration
 from api.interfaces import Unavailable
 from api.node_resources import NodeAllocatable, PodAllocation
 
 POD = PodAllocation(namespace="shop", name="db", containers=())
 
 
-def configz(policy: str, scope: str = "container") -> bytes:
-    return json.dumps(
-        {"kubeletconfig": {"topologyManagerPolicy": policy, "topologyManagerScope": scope, "x": 1}}
-    ).encode()
+def topology(policy: str, scope: str = "container") -> KubeletConfiguration:
+    return KubeletConfiguration(cpu_manager_policy="none", topology_manager_policy=policy, topology_manager_scope=scope)
 
 
 @pytest.mark.parametrize(
-    ("answer", "word"),
+    ("configuration", "word"),
     [
-        (configz("none"), "None"),
-        (configz("none", "pod"), "None"),
-        (b'{"kubeletconfig":{}}', "None"),
-        (configz("single-numa-node"), "SingleNUMANodeContainerLevel"),
-        (configz("single-numa-node", "pod"), "SingleNUMANodePodLevel"),
-        (configz("restricted", ""), "RestrictedContainerLevel"),
-        (configz("best-effort", "pod"), "BestEffortPodLevel"),
+        (topology("none"), "None"),
+        (topology("none", "pod"), "None"),
+        (topology("", ""), "None"),
+        (topology("single-numa-node"), "SingleNUMANodeContainerLevel"),
+        (topology("single-numa-node", "pod"), "SingleNUMANodePodLevel"),
+        (topology("restricted", ""), "RestrictedContainerLevel"),
+        (topology("best-effort", "pod"), "BestEffortPodLevel"),
     ],
 )
-def test_katalysts_policy_names(answer: bytes, word: str) -> None:
-    assert topology_policy(answer) == word
+def test_katalysts_policy_names(configuration: KubeletConfiguration, word: str) -> None:
+    assert topology_policy(configuration) == word
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (b"", "is invalid"),
-        (b"{}", "kubeletconfig"),
-        (b'{"kubeletconfig":{"topologyManagerPolicy":5}}', r"kubeletconfig\.topologyManagerPolicy"),
-        (configz("unheard-of"), "policy 'unheard-of'"),
-        (configz("restricted", "rack"), "scope 'rack'"),
-    ],
+    ("configuration", "why"),
+    [(topology("unheard-of"), "policy 'unheard-of'"), (topology("restricted", "rack"), "scope 'rack'")],
 )
-def test_an_invalid_policy_is_unavailable(answer: bytes, why: str) -> None:
+def test_an_unknown_policy_is_unavailable(configuration: KubeletConfiguration, why: str) -> None:
     with pytest.raises(Unavailable, match=why):
-        topology_policy(answer)
-
-
-@given(st.binary(max_size=200))
-def test_no_answer_does_more_than_be_refused(answer: bytes) -> None:
-    with suppress(Unavailable):
-        topology_policy(answer)
+        topology_policy(configuration)
 
 
 class FakeKubelet:
-    """The kubelet and its pod-resources socket; records calls, and fails those in `failing`."""
+    """The poller of the kubelet's configuration and its pod-resources socket; records calls, and fails those in `failing`."""
 
     def __init__(self) -> None:
+        self.configuration: KubeletConfiguration | None = None
+        self.problem: Unavailable | None = None
         self.calls: list[str] = []
         self.failing: set[str] = set()
 
@@ -73,10 +58,6 @@ class FakeKubelet:
         self.calls.append(what)
         if what in self.failing:
             raise Unavailable(f"{what} is gone", "start it")
-
-    async def ask(self) -> bytes:
-        self._call("policy")
-        return configz("restricted")
 
     async def node(self) -> NodeAllocatable | None:
         self._call("node")
@@ -95,9 +76,10 @@ async def test_values_that_change_only_with_a_restart_are_polled_rarely(tmp_path
     kubelet = FakeKubelet()
     collector_ = collector(tmp_path, kubelet)
     assert collector_.inputs.policy is None, "the kubelet has not answered yet"
+    kubelet.configuration = topology("restricted")
     for _ in range(POLLS_PER_FULL_REFRESH + 1):
         await collector_.poll()
-    assert kubelet.calls.count("policy") == kubelet.calls.count("node") == 2
+    assert kubelet.calls.count("node") == 2
     assert kubelet.calls.count("pods") == POLLS_PER_FULL_REFRESH + 1
     assert (collector_.inputs.policy, collector_.inputs.node, collector_.inputs.pods) == (
         "RestrictedContainerLevel",
@@ -109,12 +91,12 @@ async def test_values_that_change_only_with_a_restart_are_polled_rarely(tmp_path
 async def test_the_last_values_stay_and_a_failing_source_is_reported_and_retried(tmp_path: Path) -> None:
     kubelet = FakeKubelet()
     collector_ = collector(tmp_path, kubelet)
-    kubelet.failing = {"policy"}
+    kubelet.problem = Unavailable("/configz is gone", "start it")
     await collector_.poll()
     problem = collector_.problem()
     assert problem is not None
-    assert (problem.reason, collector_.inputs.policy, collector_.inputs.pods) == ("policy is gone", None, (POD,))
-    kubelet.failing = {"pods"}
+    assert (problem.reason, collector_.inputs.policy, collector_.inputs.pods) == ("/configz is gone", None, (POD,))
+    kubelet.configuration, kubelet.problem, kubelet.failing = topology("restricted"), None, {"pods"}
     await collector_.poll()
     problem = collector_.problem()
     assert problem is not None
@@ -123,7 +105,12 @@ async def test_the_last_values_stay_and_a_failing_source_is_reported_and_retried
         "RestrictedContainerLevel",
         (POD,),
     )
-    kubelet.failing = set()
+    kubelet.failing, kubelet.problem = set(), Unavailable("/configz is gone", "start it")
+    await collector_.poll()
+    problem = collector_.problem()
+    assert problem is not None
+    assert (problem.reason, collector_.inputs.policy) == ("/configz is gone", "RestrictedContainerLevel")
+    kubelet.problem = None
     await collector_.poll()
     assert collector_.problem() is None
 

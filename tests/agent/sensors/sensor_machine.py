@@ -9,7 +9,7 @@ from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from agent.sensors.snapshot import Sensor
-from api.interfaces import Probe, ProbeReading, RunqLatencySource, Unavailable
+from api.interfaces import HealthReporter, Probe, ProbeReading, RunqLatencySource, Unavailable
 from api.measurements import RunqLatency
 from api.pod import Container, Pod
 from api.qos import QoSLevel
@@ -32,24 +32,14 @@ class Pods:
         return self.answer()
 
 
-class Waits:
-    """A WaitSource that knows every live cgroup, or does what the test tells it."""
+class ScriptedReporter:
+    """A HealthReporter with the problem and the lost events that a test sets."""
 
-    form = "tp_btf"
+    name, form = "reporter", "tp_btf"
 
     def __init__(self) -> None:
-        self.answer: Callable[[Mapping[int, str]], Mapping[int, RunqLatency]] = lambda live: dict.fromkeys(
-            live, RunqLatency(sum_ns=5, count=1)
-        )
-        self.requests: list[tuple[Collection[int] | None, bool]] = []
         self.lost: Unavailable | None = None
         self.lost_events: int | None = None
-
-    def read(
-        self, live: Mapping[int, str], expected: Collection[int] | None = None, *, complete: bool = True
-    ) -> Mapping[int, RunqLatency]:
-        self.requests.append((expected, complete))
-        return self.answer(live)
 
     def problem(self) -> Unavailable | None:
         return self.lost
@@ -58,26 +48,34 @@ class Waits:
         pass
 
 
-class Seeing:
-    """A Probe that has seen what the test tells it."""
+class Waits(ScriptedReporter):
+    """A RunqLatencySource that has waits of every live cgroup, or answers as a test says."""
 
-    form = "tp_btf"
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer: Callable[[Mapping[int, str]], Mapping[int, RunqLatency]] = lambda live: dict.fromkeys(
+            live, RunqLatency(sum_ns=5, count=1)
+        )
+        self.requests: list[tuple[Collection[int] | None, bool]] = []
+
+    def read(
+        self, live: Mapping[int, str], cgroup_ids: Collection[int] | None = None, *, complete: bool = True
+    ) -> Mapping[int, RunqLatency]:
+        self.requests.append((cgroup_ids, complete))
+        return self.answer(live)
+
+
+class ScriptedProbe(ScriptedReporter):
+    """A Probe that answers as a test says."""
 
     def __init__(self, name: str, answer: Callable[[Mapping[int, str]], ProbeReading]) -> None:
+        super().__init__()
         self.name, self.answer = name, answer
-        self.lost: Unavailable | None = None
-        self.lost_events: int | None = None
         self.requests: list[bool] = []
 
     def read(self, live: Mapping[int, str], *, complete: bool = True) -> ProbeReading:
         self.requests.append(complete)
         return self.answer(live)
-
-    def problem(self) -> Unavailable | None:
-        return self.lost
-
-    def close(self) -> None:
-        pass
 
 
 class Machine:
@@ -97,6 +95,7 @@ class Machine:
         indicators: PodIndicatorScraper | None = None,
         limit: int = 4096,
         probes: Sequence[Probe] = (),
+        reporters: Sequence[HealthReporter] = (),
         patience_ns: int = 0,
     ) -> Sensor:
         return Sensor(
@@ -107,6 +106,7 @@ class Machine:
             waits=waits or self.waits,
             indicators=indicators or PodIndicatorScraper(),
             probes=probes,
+            reporters=reporters,
             patience_ns=patience_ns,
         )
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.node.rapl import PowerCapSupport
-from api.interfaces import Unavailable
 from tests.agent.sensors.kernel_trees import make
 
 METER = "class/powercap/intel-rapl:0/energy_uj"
@@ -29,10 +28,8 @@ def test_what_is_missing_is_named(tmp_path: Path, files: tuple[str, ...], form: 
     make(tmp_path, dict.fromkeys(files, "1\n"))
     caps = PowerCapSupport(tmp_path)
     assert caps.form == form
-    if not lacks:
-        assert caps.read({}).node == {}
-        return
-    with pytest.raises(Unavailable) as raised:
-        caps.read({})
-    assert lacks in raised.value.reason
-    assert "power" in raised.value.remedy
+    problem = caps.problem()
+    assert (problem is None) is (not lacks)
+    if problem is not None:
+        assert lacks in problem.reason
+        assert "power" in problem.remedy

@@ -6,21 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from agent.config.kubelet import KubeletConfig
 from agent.sensors.pods.kubelet_client import CONFIGZ_PATH, KubeletClient
+from agent.sensors.pods.kubelet_configuration import KubeletConfigPoller, KubeletConfiguration
 from agent.sensors.pods.kubelet_managers import (
     CPU_STATE_FILE,
     MEMORY_STATE_FILE,
-    KubeletConfigPoller,
-    KubeletManagerPolicies,
     KubeletManagersProbe,
     read_manager_state,
 )
 from api.interfaces import Unavailable
 from api.measurements import KubeletManagers
-from tests.agent.sensors.pods.test_kubelet_client import serving
 
 STATIC = {
     "policyName": "static",
@@ -44,7 +41,7 @@ NOT_POLLED = KubeletConfigPoller(KubeletClient(KubeletConfig(url="http://127.0.0
 def saying(cpu: str, memory: str = "None") -> KubeletConfigPoller:
     """A kubelet that said this."""
     asking = KubeletConfigPoller(KubeletClient(KubeletConfig(url="http://127.0.0.1:1"), CONFIGZ_PATH))
-    asking.policies = KubeletManagerPolicies(cpu_manager_policy=cpu, memory_manager_policy=memory)
+    asking.configuration = KubeletConfiguration(cpu_manager_policy=cpu, memory_manager_policy=memory)
     return asking
 
 
@@ -151,18 +148,3 @@ def test_the_kubelet_is_believed_first_and_its_files_second(
         problem = probe.problem()
         assert problem is not None
         assert ("is unknown" in problem.reason) is (file is None)
-
-
-async def test_the_last_configz_answer_stays_while_the_kubelet_is_unreachable() -> None:
-    answers = [(200, {"cpuManagerPolicy": "static", "memoryManagerPolicy": "None"}), (403, {}), (200, {})]
-
-    async def kubelet(_request: web.Request) -> web.Response:
-        status, answer = answers.pop(0)
-        return web.json_response({"kubeletconfig": answer}, status=status)
-
-    async with serving(kubelet) as url, KubeletClient(KubeletConfig(url=url), CONFIGZ_PATH) as there:
-        asking = KubeletConfigPoller(there)
-        for problem in ("", "answered 403", "/configz has an unexpected format"):
-            await asking.poll()
-            assert asking.policies == KubeletManagerPolicies(cpu_manager_policy="static", memory_manager_policy="None")
-            assert problem in ("" if asking.problem is None else asking.problem.reason)

@@ -232,7 +232,7 @@ async def test_a_runtime_that_is_away_is_a_source_that_failed_and_statuses_go_on
         assert problem is not None
         assert problem.reason.endswith("(the list of containers is 31 s old)")
         assert [each.cgroup for item in lab.source.read() for each in item.containers] == [second, first]
-        assert [probe.name for probe in lab.source.probes()] == ["kubelet", "container-runtime"]
+        assert [probe.name for probe in lab.source.reporters()] == ["kubelet", "container-runtime"]
 
 
 async def test_without_a_runtime_the_kubelet_alone_is_a_source(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ async def test_without_a_runtime_the_kubelet_alone_is_a_source(tmp_path: Path) -
         path = lab.start("web")
         await lab.poll()
         assert [each.cgroup for each in lab.source.read()[0].containers] == [path]
-        assert [(probe.name, probe.form, probe.problem()) for probe in lab.source.probes()] == [
+        assert [(probe.name, probe.form, probe.problem()) for probe in lab.source.reporters()] == [
             ("kubelet", "http", None)
         ]
 
@@ -272,7 +272,7 @@ async def test_it_looks_every_interval_and_at_once_on_an_event(tmp_path: Path) -
             lab.start(f"p{number}")
             lab.containerd.events.put_nowait("new")
             async with asyncio.timeout(20):
-                while len(lab.source.probes()) and (not lab.requests or len(lab.source._pods) < number):
+                while len(lab.source.reporters()) and (not lab.requests or len(lab.source._pods) < number):
                     await asyncio.sleep(0.02)
         assert lab.keys() == ["shop/p1", "shop/p2", "shop/p3"]
         running.cancel()
