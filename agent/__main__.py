@@ -314,6 +314,7 @@ def _open_sensor(
         indicators=indicators,
         probes=(*parts.probes.probes, *parts.pod_health, *exporters, *hardware, *parts.runtime.probes),
         loop_probes=(*parts.cluster.sources, *loop_probes),
+        annotations=parts.cluster.node_annotations,
         reclaim_root=parts.config.memory.reclaim_root,
         patience_ns=parts.ended_listing_ns,
     )

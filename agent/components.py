@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from agent.config.config import AgentConfig
-from agent.config.eviction import EvictionConfig, EvictionMethodName
+from agent.config.eviction import EvictionConfig
 from agent.config.loader import NodeCheck, build_config, find_runtime_socket, load_document
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
@@ -30,15 +30,13 @@ from agent.sensors.pods.static_pods import NoPods, StaticPods
 from api import VERSION
 from api.decision import ActMode
 from api.diagnostics import DoctorCheck, EffectiveConfiguration
-from api.eviction import EvictionBlock, EvictionEvent
 from api.interfaces import CycleSink, PodSource, Probe, Unavailable
-from api.pod import Pod
 from common.grpc_calls import CALL_COUNTS
 from common.supervised_tasks import SupervisedTasks
 
 if TYPE_CHECKING:
     from agent.dynamic_config.follow import CustomNodeConfigFollower, DynamicConfig
-    from agent.eviction.api_evictor import EvictionMethod
+    from agent.eviction.qos_level_evictor import EvictorByQosLevel
     from agent.eviction.runner import EvictionRunner, PodEvictor
     from agent.katalyst.peers import KatalystPeers
     from agent.nri.lifecycle import NriLifecycle
@@ -108,7 +106,7 @@ def open_hardware_probes(config: AgentConfig, sys: Path) -> tuple[Probe, ...]:
         return ()
     from agent.sensors.node.rapl import PowerCapSupport  # noqa: PLC0415 - few nodes enable it
 
-    return (PowerCapSupport(sys),)
+    return (PowerCapSupport(sys, capping=config.power.capping),)
 
 
 def node_checks(state_dir: Path) -> tuple[DoctorCheck, ...]:
@@ -135,20 +133,20 @@ def open_forecast_file(
 def open_node_knobs(
     config: AgentConfig, act: ActMode, hierarchy: Hierarchy, state: StateLocation, sys: Path
 ) -> tuple[NodeKnobs | None, tuple[str, ...]]:
-    """Opens the knobs of disks, caches and processes if any is set, or an earlier agent left one changed.
+    """Opens the knobs of disks, caches, processes and power limits if any is set, or an earlier agent left one changed.
 
     Returns a warning instead if they cannot be opened.
     """
     journals = (state[0] / name for name in (NODE_ORIGINALS, OOM_ORIGINALS))
     left = act is ActMode.ON and (any(journal.exists() for journal in journals) or any(sys.glob(RESCTRL_GROUPS)))
-    if act is ActMode.OFF or not (config.knobs.of_the_node or left):
+    if act is ActMode.OFF or not (config.knobs.of_the_node or config.power.enable or left):
         return None, ()
     from agent.qrm.actuator import node_knobs  # noqa: PLC0415 - few nodes set any
 
     try:
         return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not ActMode.ON), ()
     except Unavailable as error:
-        return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)
+        return None, (f"Disks, caches, OOM scores and power are left alone: {error.reason}: {error.remedy}.",)
 
 
 async def open_kubelet(
@@ -235,7 +233,8 @@ class ClusterConnection:
 
         last_good = None if self._state_dir is None else LastGoodFile(self._state_dir, self._node)
         self._dynamic = DynamicConfig(file, config, check_node, last_good)
-        return self._dynamic.config, self._dynamic.messages
+        ignored = (f"node.annotations are ignored: those of Node {self._node} count; take them out of the settings.",)
+        return self._dynamic.config, (*self._dynamic.messages, *(ignored if config.node.annotations else ()))
 
     async def join(
         self, config: AgentConfig, act: ActMode, evictor: EvictionRunner | None, tasks: SupervisedTasks
@@ -280,6 +279,15 @@ class ClusterConnection:
             self._components.start(apply_config, tasks)
         if self.peers is not None:
             self.peers.start(tasks)
+
+    def node_annotations(self) -> Mapping[str, str] | None:
+        """Returns the annotations of the Node that policies read, without API server those of the settings file.
+
+        None while they are unknown. Any thread may call it.
+        """
+        if not self._node:
+            return self._config.node.annotations
+        return None if self._components is None else self._components.annotations()
 
     def socket_counters(self) -> Mapping[str, Any]:
         """Returns AgentInfo's counters of gRPC calls and Katalyst peers. Any thread may call it."""
@@ -339,6 +347,8 @@ class ClusterComponents(msgspec.Struct, frozen=True, kw_only=True):
     effective_configuration: Callable[[], EffectiveConfiguration]
     applied_objects: Callable[[], Mapping[tuple[str, ...], bool]]
     client: KubeClient
+    annotations: Callable[[], Mapping[str, str] | None]
+    """Annotations of the Node that policies read; None while they are unknown."""
     parts: tuple[BackgroundProbe, ...]
     follower: CustomNodeConfigFollower
 
@@ -378,6 +388,13 @@ async def connect_cluster(
         )
         writers.append(cnr)
     writers.append(EvictionEventWriter(client, node))
+    annotations: Callable[[], Mapping[str, str] | None] = dict
+    if config.power.enable or config.overcommit.enable:
+        from agent.dynamic_config.node_annotations import NodeAnnotations  # noqa: PLC0415 - few nodes enable either
+
+        followed = NodeAnnotations(client, node, config)
+        others.append(followed)
+        annotations = followed.latest
     if config.report.extended_resources:
         extended = ExtendedResources(client, node, reports_reclaimable=reports_reclaimable)
         stack.push_async_callback(extended.withdraw)
@@ -388,6 +405,7 @@ async def connect_cluster(
         effective_configuration=follower.effective,
         applied_objects=dynamic.object_states,
         client=client,
+        annotations=annotations,
         parts=(*writers, *others),
         follower=follower,
     )
@@ -442,57 +460,9 @@ async def open_cnr_writer(
     return cnr, others
 
 
-SIGNAL_METHOD, CONTAINER_METHOD = "signals", "container-killer"
-API_METHODS = {"eviction-api-killer": "eviction", "deletion-api-killer": "deletion"}
-
-
-class EvictorByQosLevel:
-    """A PodEvictor (agent.eviction.runner) that evicts each pod by the method that is set for its QoS level."""
-
-    def __init__(self, config: EvictionConfig, default: EvictionMethodName, hierarchy: Hierarchy) -> None:
-        from agent.eviction.api_evictor import ApiEvictor  # noqa: PLC0415 - nodes with a pods file have no API server
-        from agent.eviction.signals import SignalEvictor  # noqa: PLC0415
-
-        self._default, self._by_level = default, config.killers
-        self.eviction_methods: dict[str, EvictionMethod] = {}
-        """Methods by name, set once the API server is known."""
-        self.requests = ApiEvictor(lambda pod: self.eviction_methods[self.method_name(pod)])
-        self._signals = SignalEvictor(hierarchy)
-
-    @property
-    def terminating(self) -> frozenset[str]:
-        return self.requests.terminating | self._signals.terminating
-
-    @property
-    def stuck(self) -> frozenset[str]:
-        return self.requests.stuck | self._signals.stuck
-
-    @property
-    def blocked(self) -> Mapping[str, EvictionBlock]:
-        return self.requests.blocked
-
-    def evict(self, pod: Pod, grace_s: float | None, reason: str) -> None:
-        """Evicts the pod by the method of its QoS level, as PodEvictor says."""
-        evictor: PodEvictor = self._signals if self.method_name(pod) == SIGNAL_METHOD else self.requests
-        evictor.evict(pod, grace_s, reason)
-
-    def cancel(self, pod: str, reason: str) -> None:
-        self.requests.cancel(pod, reason)
-
-    def outcomes(self) -> Sequence[EvictionEvent]:
-        return (*self.requests.outcomes(), *self._signals.outcomes())
-
-    def close(self) -> None:
-        self.requests.close()
-        self._signals.close()
-
-    def method_name(self, pod: Pod) -> EvictionMethodName:
-        """Returns the method that is set for the pod's QoS level."""
-        return self._by_level.get(pod.qos.value, self._default)  # type: ignore[call-overload, no-any-return]
-
-
 def open_pod_evictor(config: EvictionConfig, hierarchy: Hierarchy, *, node: str, kubelet: bool) -> PodEvictor:
     """Opens the pod evictor of the configured methods. Raises Unavailable for a method that cannot work on this node."""
+    from agent.eviction.qos_level_evictor import API_METHODS, SIGNAL_METHOD, EvictorByQosLevel  # noqa: PLC0415
     from agent.eviction.signals import SignalEvictor  # noqa: PLC0415
 
     default = config.killer or ("eviction-api-killer" if node and kubelet else "signals")
@@ -532,6 +502,7 @@ async def open_eviction_components(
         OVERUSE_NAME,
         PRESSURE_NAME,
     )
+    from agent.eviction.qos_level_evictor import EvictorByQosLevel  # noqa: PLC0415
     from agent.eviction.soft_eviction_notifier import SoftEvictionNotifier  # noqa: PLC0415
 
     sinks: list[CycleSink] = []
@@ -572,6 +543,8 @@ async def open_eviction_components(
 
 
 def _open_eviction_methods(evictor: EvictorByQosLevel, config: AgentConfig, client: KubeClient | None) -> None:
+    from agent.eviction.qos_level_evictor import API_METHODS, CONTAINER_METHOD  # noqa: PLC0415 - only agents that evict
+
     for name in {config.eviction.killer or "eviction-api-killer", *config.eviction.killers.values()}:
         if name in API_METHODS and client is not None:
             from agent.eviction.api_evictor import ApiEvictionMethod  # noqa: PLC0415 - the client of the API server

@@ -13,7 +13,16 @@ from msgspec.structs import replace
 
 from agent.advisor.advisor_state import AdvisorState, ContainerDemand
 from agent.advisor.pod_usage import pod_cpu_cores, sum_if_all_known, sum_if_any
-from agent.advisor.power_capping import PowerInputs, PowerState, advise_power, mean_watts, parse_power_spec
+from agent.advisor.power_capping import (
+    PowerInputs,
+    PowerSpec,
+    PowerState,
+    advise_power,
+    domain_watts,
+    node_watts,
+    package_watts,
+    parse_power_spec,
+)
 from agent.config.advisor import OvercommitConfig
 from agent.config.config import AgentConfig
 from api.advice import NodeAdvice, OvercommitAdvice, PowerAction
@@ -24,9 +33,9 @@ from api.quantity import format_bytes, format_cores
 from api.rates import Rates, compute_rates
 from api.snapshot import CgroupSample, Snapshot
 
-_ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
-CPU_RATIO_KEY = f"{_ANNOTATION_PREFIX}cpu_overcommit_ratio"
-MEMORY_RATIO_KEY = f"{_ANNOTATION_PREFIX}memory_overcommit_ratio"
+ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
+CPU_RATIO_KEY = f"{ANNOTATION_PREFIX}cpu_overcommit_ratio"
+MEMORY_RATIO_KEY = f"{ANNOTATION_PREFIX}memory_overcommit_ratio"
 
 
 class PodLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,31 +101,6 @@ def overcommit_ratio(allocatable: float, requested: float, used: float, target: 
         return 1.0
     load = max(min(used / requested, 1.0), estimated)
     return max(((allocatable * target - used) / load + requested) / allocatable, 1.0)
-
-
-def overcommit_annotations(
-    advice: OvercommitAdvice, cpu_manager: str, memory_manager: str, pods: Sequence[Pod]
-) -> dict[str, str]:
-    """Return the annotations of the CNR; the managers are the kubelet's policies (`static`, `None`)."""
-    pinned = 0 if cpu_manager.lower() == "none" else sum(guaranteed_cpus(pod) for pod in pods)
-    return {
-        CPU_RATIO_KEY: f"{advice.cpu_ratio:.2f}",
-        MEMORY_RATIO_KEY: f"{advice.memory_ratio:.2f}",
-        f"{_ANNOTATION_PREFIX}overcommit_cpu_manager": cpu_manager,
-        f"{_ANNOTATION_PREFIX}overcommit_memory_manager": memory_manager,
-        f"{_ANNOTATION_PREFIX}guaranteed_cpus": str(pinned),
-    }
-
-
-def guaranteed_cpus(pod: Pod) -> int:
-    """Return the CPUs that the kubelet's static policy pins for a pod: the whole-numbered requests of a Guaranteed pod."""
-    for container in pod.containers:
-        limits = (container.cpu_limit_cores, container.memory_limit_bytes)
-        requests = (container.cpu_request_cores, container.memory_request_bytes)
-        if None in limits or limits != requests:
-            return 0
-    requested = [container.cpu_request_cores or 0.0 for container in pod.containers]
-    return sum(int(cores) for cores in requested if cores == int(cores))
 
 
 def _sum_loads(pods: Sequence[tuple[float | None, float | None]]) -> _ResourceLoad:
@@ -221,9 +205,10 @@ def advise_node(
     now_ns: int,
 ) -> tuple[NodeAdvice, NodeAdviceState]:
     """Return power and overcommit advice. `advisor` is the state after this cycle's CPU advice."""
-    power, power_state = None, state.power
+    power, power_state, releases = None, PowerState(), True
     if config.power.enable:
         inputs = _build_power_inputs(snapshot, previous, config, now_ns)
+        releases = not config.power.capping or (inputs.spec is None and inputs.unknown is None)
         power, power_state = advise_power(inputs, state.power, config.power)
         if power.reason.rule == _SETTLING_RULE and state.last_action is not None:
             power = state.last_action
@@ -231,9 +216,16 @@ def advise_node(
     if config.overcommit.enable:
         overcommit, overcommit_ns = state.overcommit, state.overcommit_ns
         due = overcommit_ns is None or not 0 <= now_ns - overcommit_ns < config.overcommit.period_s * NS_PER_S
-        if due and previous is not None:
+        # Without the Node's own ratios, which bound these, nothing is known.
+        if due and previous is not None and snapshot.node.annotations is not None:
             overcommit, overcommit_ns = _measure_overcommit(snapshot, previous, advisor, config), now_ns
-    return NodeAdvice(power=power, overcommit=overcommit), NodeAdviceState(
+    advice = NodeAdvice(
+        power=power,
+        power_cap=power_state.cap if config.power.capping else None,
+        releases_power_cap=releases,
+        overcommit=overcommit,
+    )
+    return advice, NodeAdviceState(
         power=power_state, last_action=power, overcommit=overcommit, overcommit_ns=overcommit_ns
     )
 
@@ -243,15 +235,30 @@ def _build_power_inputs(snapshot: Snapshot, previous: Snapshot | None, config: A
     change = None if previous is None else compute_rates(_without_cgroups(previous), _without_cgroups(snapshot))
     busy = None if change is None else change.node.busy_cores
     cpus = len(snapshot.topology.cpus)
+    spec, unknown = _read_alert(snapshot, config.power.annotation_prefix)
+    watts = {} if previous is None else domain_watts(previous, snapshot)
     return PowerInputs(
         now_ns=now_ns,
         wall_time_ns=snapshot.wall_time_ns,
-        spec=parse_power_spec(config.node.annotations, config.power.annotation_prefix),
-        watts=None if previous is None else mean_watts(previous, snapshot),
+        spec=spec,
+        unknown=unknown,
+        watts=node_watts(watts),
+        package_watts=package_watts(watts),
         cpu_ratio=busy / cpus if busy is not None and cpus else None,
         pods=len(running),
         evictable=sum(pod.qos is QoSLevel.RECLAIMED for pod in running),
     )
+
+
+def _read_alert(snapshot: Snapshot, prefix: str) -> tuple[PowerSpec | None, Reason | None]:
+    """Return the alert of the Node, and why it is not known. An invalid alert changes nothing, as in Katalyst."""
+    if snapshot.node.annotations is None:
+        text = "The annotations of the Node are not known yet: no action is taken."
+        return None, Reason(rule="power_alert_unknown", text=text)
+    try:
+        return parse_power_spec(snapshot.node.annotations, prefix), None
+    except ValueError as error:
+        return None, Reason(rule="power_alert_invalid", text=f"The power alert is invalid: {error}.")
 
 
 def _without_cgroups(snapshot: Snapshot) -> Snapshot:
@@ -268,7 +275,7 @@ def _measure_overcommit(
         loads,
         float(cpus) if snapshot.topology.cpus else None,
         _as_float(snapshot.node.memory_total_bytes),
-        config.node.annotations,
+        snapshot.node.annotations or {},
         config.overcommit,
     )
 

@@ -316,6 +316,8 @@ class PowerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """At p0 frequencies fall only while the node is busier than this."""
     voluntary_percent: Annotated[int, Meta(ge=0, le=100)] = 10
     """Below s0 frequencies fall by at most this in total, until the alert ends."""
+    capping: bool = True
+    """[DisablePowerCapping, inverted] Write the power limits of the processor packages (RAPL)."""
 
 
 class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

@@ -4,12 +4,14 @@
     server.refuse["/api/v1/nodes/n1"] = 409
     async with server.client() as client: ...
 
-It implements GET, LIST (a path below which there are objects), POST, PUT with optimistic concurrency, PATCH (merge, also for
-server-side apply), DELETE, and the token subresource of service accounts. Handlers for other paths: `handlers[path]`.
+It implements GET, LIST (a path below which there are or were objects), WATCH (changes from its start on), POST, PUT with
+optimistic concurrency, PATCH (merge, also for server-side apply), DELETE, and the token subresource of service accounts.
+Handlers for other paths: `handlers[path]`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -48,6 +50,8 @@ class FakeApiServer:
 
     def __init__(self, objects: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self.objects: dict[str, dict[str, Any]] = {path: dict(item) for path, item in (objects or {}).items()}
+        self._collections = {path.rpartition("/")[0] for path in self.objects}
+        self._watches: list[tuple[str, asyncio.Queue[tuple[str, Any]]]] = []
         self.refuse: dict[str, int] = {}
         """Status of the error for a path, before anything else."""
         self.handlers: dict[str, Handler] = {}
@@ -66,7 +70,37 @@ class FakeApiServer:
         for prefix, handler in self.handlers.items():
             if request.path.startswith(prefix):
                 return await handler(request)
+        if request.query.get("watch") == "true":
+            return await self._watch(request)
         return self._answer(request.method, request.path, body)
+
+    def put(self, path: str, item: Mapping[str, Any]) -> None:
+        """Create or replace an object as another client does."""
+        self._version += 1
+        metadata = {**item.get("metadata", {}), "resourceVersion": str(self._version)}
+        kind = "MODIFIED" if path in self.objects else "ADDED"
+        self.objects[path] = {**item, "metadata": metadata}
+        self._collections.add(path.rpartition("/")[0])
+        self._notify(path, kind)
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """Delete an object as another client does, and return it."""
+        self._notify(path, "DELETED")
+        return self.objects.pop(path)
+
+    def _notify(self, path: str, kind: str) -> None:
+        for collection, queue in self._watches:
+            if path.startswith(f"{collection}/"):
+                queue.put_nowait((kind, self.objects[path]))
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self._watches.append((request.path, queue))
+        while True:
+            kind, item = await queue.get()
+            await response.write(msgspec.json.encode({"type": kind, "object": item}) + b"\n")
 
     @staticmethod
     def error(status: int, message: str) -> web.Response:
@@ -84,7 +118,7 @@ class FakeApiServer:
                 return self.error(409, f"{path} already exists")
         elif method == "GET" and stored is None:
             items = [item for key, item in sorted(self.objects.items()) if key.startswith(f"{path}/")]
-            if items:
+            if items or path in self._collections:
                 return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": items})
         elif stored is not None and method == "PUT":
             version = body.get("metadata", {}).get("resourceVersion")
@@ -93,12 +127,9 @@ class FakeApiServer:
         if stored is None and method not in ("PUT", "PATCH"):
             return self.error(404, f"{path} not found")
         if method == "DELETE":
-            return web.json_response(self.objects.pop(path))
+            return web.json_response(self.delete(path))
         if method in ("PUT", "PATCH"):
-            self._version += 1
-            changed = merge(stored or {}, body) if method == "PATCH" else dict(body)
-            changed["metadata"] = {**changed.get("metadata", {}), "resourceVersion": str(self._version)}
-            self.objects[path] = changed
+            self.put(path, merge(stored or {}, body) if method == "PATCH" else body)
         return web.json_response(self.objects[path])
 
     @asynccontextmanager

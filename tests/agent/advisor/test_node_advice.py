@@ -11,13 +11,9 @@ from agent.advisor.node_advice import (
     MEMORY_RATIO_KEY,
     PodLoad,
     compute_overcommit,
-    guaranteed_cpus,
-    overcommit_annotations,
     overcommit_ratio,
 )
 from agent.config.advisor import OvercommitConfig
-from api.pod import Container, Pod
-from api.qos import QoSLevel
 
 GIB = 1 << 30
 CONFIG = OvercommitConfig()
@@ -82,59 +78,6 @@ def test_the_reason_contains_the_numbers() -> None:
         "overcommit ratio 1.50, bounded by the node's 1.50."
     ) in result.reason.text
     assert result.reason.inputs["cpu_static_ratio"] == 1.5
-
-
-def pod(*containers: tuple[float | None, float | None, int | None, int | None]) -> Pod:
-    return Pod(
-        uid="u",
-        namespace="a",
-        name="b",
-        qos=QoSLevel.SHARED,
-        containers=tuple(
-            Container(
-                name=str(n),
-                cgroup=f"/{n}",
-                cpu_request_cores=request,
-                cpu_limit_cores=limit,
-                memory_request_bytes=least,
-                memory_limit_bytes=most,
-            )
-            for n, (request, limit, least, most) in enumerate(containers)
-        ),
-    )
-
-
-@pytest.mark.parametrize(
-    ("containers", "expected"),
-    [
-        ([(4, 4, 1, 1)], 4),
-        ([(4, 4, 1, 1), (2.5, 2.5, 1, 1)], 4),
-        ([(4, 4, 1, 1), (None, None, 1, 1)], 0),
-        ([(4, 8, 1, 1)], 0),
-        ([(4, 4, None, None)], 0),
-        ([(2.5, 2.5, 1, 1)], 0),
-    ],
-)
-def test_guaranteed_cpus_are_those_of_whole_numbers(
-    containers: list[tuple[float, float, int, int]], expected: int
-) -> None:
-    assert guaranteed_cpus(pod(*containers)) == expected
-
-
-def test_annotations_have_two_decimals_and_pinned_cpus_only_with_a_static_manager() -> None:
-    result = compute_overcommit([load((2, 0.5), (4, 1))] * 2, 16, 32 * GIB, TEN, CONFIG)
-    reported = overcommit_annotations(result, "static", "None", [pod((4, 4, 1, 1))] * 2)
-    assert reported == {
-        "katalyst.kubewharf.io/cpu_overcommit_ratio": "1.59",
-        "katalyst.kubewharf.io/memory_overcommit_ratio": "1.17",
-        "katalyst.kubewharf.io/overcommit_cpu_manager": "static",
-        "katalyst.kubewharf.io/overcommit_memory_manager": "None",
-        "katalyst.kubewharf.io/guaranteed_cpus": "8",
-    }
-    assert (
-        overcommit_annotations(result, "none", "None", [pod((4, 4, 1, 1))])["katalyst.kubewharf.io/guaranteed_cpus"]
-        == "0"
-    )
 
 
 @given(st.floats(1, 500), st.floats(0.01, 500), st.floats(0, 500), st.floats(0.01, 1), st.floats(0.01, 1))

@@ -17,10 +17,11 @@ from agent.reporter.cnr_writer import CnrWriter
 from agent.reporter.desired_state_writer import POLL_INTERVAL_S
 from agent.reporter.events import MAX_QUEUED_EVENTS, EvictionEventWriter, build_event
 from agent.reporter.extended_resources import ExtendedResources
-from api.advice import Headroom
+from api.advice import Headroom, NodeAdvice, OvercommitAdvice
 from api.decision import Cycle
 from api.eviction import EvictionEvent, EvictionEventReason, EvictionResult, EvictionVictim
 from api.knobs import Reason
+from api.measurements import KubeletManagers
 from api.node_resources import ObjectSection, ReportedField
 from api.pod import RECLAIMED_MEMORY
 from api.snapshot import ComponentHealth
@@ -159,6 +160,42 @@ async def test_node_metrics_are_written_once_a_minute() -> None:
             writer.publish(quiet())
             await writer.sync(now_s + second)
         assert [path for path in server.paths() if path == "/status"] == ["/status"] * 3
+
+
+async def test_overcommit_ratios_alone_are_written_once_a_minute_and_stay_without_advice() -> None:
+    def ratio(cpu: float, guaranteed: int = 0) -> Cycle:
+        advice = OvercommitAdvice(cpu_ratio=cpu, memory_ratio=1.0, reason=Reason(rule="r", text="R."))
+        cycle = quiet()
+        node = msgspec.structs.replace(
+            cycle.snapshot.node, kubelet=KubeletManagers(cpu="static" if guaranteed else "none", memory="none")
+        )
+        snapshot = msgspec.structs.replace(cycle.snapshot, node=node)
+        return msgspec.structs.replace(cycle, snapshot=snapshot, node=NodeAdvice(overcommit=advice))
+
+    server = Server()
+    ratios = []
+    async with writing(server) as (writer, now_s):
+        for second, cycle in (
+            (0, quiet()),
+            (5, ratio(1.5)),  # the first one at once
+            (15, ratio(1.6)),
+            (30, ratio(1.7)),
+            (66, ratio(1.8)),
+            (71, ratio(1.9, guaranteed=4)),  # another manager is written at once
+            (140, quiet()),  # no advice in this cycle
+        ):
+            writer.publish(cycle)
+            await writer.sync(now_s + second)
+            ratios += [
+                (
+                    second,
+                    body.get("metadata", {}).get("annotations", {}).get("katalyst.kubewharf.io/cpu_overcommit_ratio"),
+                )
+                for _, path, body in server.written
+                if path == CNR and "nodeResourceProperties" in body["spec"]
+            ]
+            server.written.clear()
+    assert ratios == [(0, None), (5, "1.50"), (66, "1.80"), (71, "1.90")]
 
 
 async def test_only_own_taints_change_and_by_resource_version() -> None:
