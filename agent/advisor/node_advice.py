@@ -185,6 +185,7 @@ def _resident_bytes(sample: CgroupSample | None) -> float | None:
 
 NS_PER_S = 1_000_000_000
 _SETTLING_RULE = "power_settling"
+_UNKNOWN_RULES = _NOT_READ, _INVALID = "power_alert_unknown", "power_alert_invalid"
 
 
 class NodeAdviceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,8 +211,9 @@ def advise_node(
         inputs = _build_power_inputs(snapshot, previous, config, now_ns)
         releases = not config.power.capping or (inputs.spec is None and inputs.unknown is None)
         power, power_state = advise_power(inputs, state.power, config.power)
-        if power.reason.rule == _SETTLING_RULE and state.last_action is not None:
-            power = state.last_action
+        last = state.last_action
+        if power.reason.rule == _SETTLING_RULE and last is not None and last.reason.rule not in _UNKNOWN_RULES:
+            power = last
     overcommit, overcommit_ns = None, None
     if config.overcommit.enable:
         overcommit, overcommit_ns = state.overcommit, state.overcommit_ns
@@ -254,11 +256,11 @@ def _read_alert(snapshot: Snapshot, prefix: str) -> tuple[PowerSpec | None, Reas
     """Return the alert of the Node, and why it is not known. An invalid alert changes nothing, as in Katalyst."""
     if snapshot.node.annotations is None:
         text = "The annotations of the Node are not known yet: no action is taken."
-        return None, Reason(rule="power_alert_unknown", text=text)
+        return None, Reason(rule=_NOT_READ, text=text)
     try:
         return parse_power_spec(snapshot.node.annotations, prefix), None
     except ValueError as error:
-        return None, Reason(rule="power_alert_invalid", text=f"The power alert is invalid: {error}.")
+        return None, Reason(rule=_INVALID, text=f"The power alert is invalid: {error}.")
 
 
 def _without_cgroups(snapshot: Snapshot) -> Snapshot:

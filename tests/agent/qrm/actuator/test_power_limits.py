@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from agent.config.advisor import PowerConfig
+from agent.config.config import AgentConfig
 from agent.config.qrm import KnobsConfig
+from agent.loop import Loop
 from agent.qrm.actuator.disk_settings import FILE_NAME, DiskSettings
 from agent.qrm.actuator.node_knobs import POWER, NodeKnobs, NodeKnobWriters
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
@@ -14,8 +20,10 @@ from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.advice import NodeAdvice, PowerCap
 from api.decision import Outcome, OutcomeStatus
 from api.knobs import Knob, Reason
+from api.snapshot import Snapshot
 from tests.agent.advisor.builders import snapshot
 from tests.agent.qrm.actuator.fakes import FakeResctrl
+from tests.agent.test_loop import Scripted
 
 LIMIT = Knob.POWER_LIMIT.value
 REASON = Reason(rule="power_cap", text="The node draws 200 W of 160 W at alert s0: cap power to 160 W.", threshold=160)
@@ -153,6 +161,37 @@ def test_limits_that_cannot_be_written_are_reported(node: PowerNode) -> None:
         POWER: "the power limit of a processor package cannot be set: "
         f"class/powercap/intel-rapl:1/{LIMIT}: Is a directory: unlock it in the firmware"
     }
+
+
+ALERT = {"power-alert": "s0", "power-budget": "160", "power-alert-time": "2026-01-02T03:04:05Z"}
+
+
+def test_annotations_of_the_node_act_on_the_packages_and_garbage_changes_nothing(node: PowerNode) -> None:
+    steps: list[tuple[Mapping[str, str] | None, int, str]] = [
+        (None, 205, "power_alert_unknown"),
+        (ALERT, 70, "power_cap"),  # 150 and 50 W, 30 W of them are memory's: 160 - 30 = 130 = 70 + 60
+        ({**ALERT, "power-budget": "much"}, 70, "power_alert_invalid"),
+        (None, 70, "power_alert_unknown"),
+        (ALERT, 70, "power_settling"),
+        ({}, 205, "power_alert_over"),
+        ({}, 205, "power_no_alert"),
+    ]
+
+    def sensed(seq: int) -> Snapshot:
+        spent = {"package-0": 110, "package-1": 60, "package-0/dram": 30}
+        current = snapshot(seq, [])
+        power = {domain: watts * seq * 1_000_000 for domain, watts in spent.items()}
+        annotations = steps[seq - 1][0]
+        return replace(current, node=replace(current.node, power_uj=power, annotations=annotations))
+
+    stand_in: Any = Scripted(sensed)
+    config = AgentConfig(power=PowerConfig(enable=True))
+    loop = Loop(config=config, sensor=stand_in, actuator=stand_in, sinks=[stand_in], node_knobs=node.knobs)
+    for _, watts, rule in steps:
+        finished = loop.run_cycle("tick")
+        assert finished.node is not None
+        assert finished.node.power is not None
+        assert (node.limits()["intel-rapl:0"], finished.node.power.reason.rule) == (watts, rule)
 
 
 @pytest.mark.parametrize("watts", [0, 70])
