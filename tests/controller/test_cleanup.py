@@ -27,7 +27,7 @@ from controller.kcc.targets import FINALIZER, LEGACY_FINALIZERS
 from controller.kinds import ControllerCnrSpec, ControllerNode, ControllerNodeSpec, ControllerNodeStatus
 from controller.lifecycle.health_policy import with_own_taint
 from kube.objects import KubeMetadata, PartialObjectMetadata
-from tests.kube.test_client import asking, status_response
+from tests.builders.api_server import client_of, status_response
 
 META = KubeMetadata(name="n1", resource_version="7")
 AS_OF = {"resourceVersion": "7"}
@@ -141,7 +141,7 @@ async def test_a_missing_kind_is_skipped_and_a_404_of_a_proxy_is_reported(served
             return status_response(200, json.dumps({"kind": "APIGroupList", "groups": groups if served else []}))
         return status_response(404, "404 page not found\n")
 
-    async with asking(answer) as client:
+    async with client_of(answer) as client:
         failures = [
             each for resource, steps in cleanup_steps() for each in await _clean_resource(client, resource, steps)
         ]

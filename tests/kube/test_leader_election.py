@@ -24,7 +24,7 @@ from kube.leader_election import (
     next_lease_action,
 )
 from kube.objects import KubeMetadata
-from tests.kube.test_client import asking, status_response
+from tests.builders.api_server import client_of, status_response
 
 
 def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S, transitions: int | None = 2) -> Lease:
@@ -160,7 +160,7 @@ async def test_work_has_ended_when_the_lease_could_not_be_renewed(
         finally:
             ended_at = time.monotonic()
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         election = LeaderElection(client, "kat/l", "me")
         await asyncio.wait_for(election.lead(work), 5)
     assert not election.leading
@@ -180,7 +180,7 @@ async def test_what_the_work_raises_is_raised_and_the_lease_is_given_back() -> N
     async def work() -> None:
         raise ZeroDivisionError
 
-    async with asking(handler) as client:
+    async with client_of(handler) as client:
         with pytest.raises(ZeroDivisionError):
             await LeaderElection(client, "kat/l", "me").lead(work)
     assert [method for method, _ in requests] == ["GET", "POST", "PATCH"]

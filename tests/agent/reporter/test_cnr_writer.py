@@ -26,7 +26,7 @@ from api.node_resources import ObjectSection, ReportedField
 from api.pod import RECLAIMED_MEMORY
 from api.snapshot import ComponentHealth
 from tests.agent.reporter.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OWN_TAINT, finished
-from tests.kube.test_client import asking, status_response
+from tests.builders.api_server import client_of, status_response
 
 CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/n1"
 NODE = "/api/v1/nodes/n1/status"
@@ -95,7 +95,7 @@ class Server:
 
 @asynccontextmanager
 async def writing(server: Server, *, metrics: bool = False) -> AsyncIterator[tuple[CnrWriter, float]]:
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         yield CnrWriter(client, "n1", metrics=metrics), time.monotonic()
 
 
@@ -301,7 +301,7 @@ def reported_field(name: str, value: Any, part: ObjectSection = ObjectSection.SP
 
 async def test_fields_of_plugins_are_written_and_removed_with_them() -> None:
     server, fields = Server(), [reported_field("NodeResourceProperties", [{"propertyName": "rack"}])]
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer = CnrWriter(client, "n1", metrics=False, inputs=lambda: CnrInputs(fields=tuple(fields)))
         now_s = time.monotonic()
         writer.publish(quiet())
@@ -325,7 +325,7 @@ async def test_taints_of_plugins_are_removed_with_them_and_those_of_other_owners
     taint = {"key": "x.io/a", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
     server, fields = Server(), [reported_field("Taints", [taint])]
     server.taints = [LIFECYCLE]
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer = CnrWriter(client, "n1", metrics=False, inputs=lambda: CnrInputs(fields=tuple(fields)))
         now_s = time.monotonic()
         writer.publish(quiet())
@@ -341,7 +341,7 @@ async def test_taints_of_plugins_are_removed_with_them_and_those_of_other_owners
 async def test_invalid_fields_of_plugins_do_not_block_the_agents_own() -> None:
     server, fields = Server(), [reported_field("NodeResourceProperties", [{"propertyName": "spoiled"}])]
     server.invalid = b"spoiled"
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer = CnrWriter(client, "n1", metrics=False, inputs=lambda: CnrInputs(fields=tuple(fields)))
         now_s = time.monotonic()
         writer.publish(quiet())
@@ -385,7 +385,7 @@ async def test_a_bug_in_the_report_is_a_problem_and_does_not_end_the_writer(monk
 
 async def test_extended_resources_are_written_again_because_the_kubelet_may_reset_them() -> None:
     server = Server()
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer, now_s = ExtendedResources(client, "n1"), time.monotonic()
         writer.publish(quiet(None))
         await writer.sync(now_s)
@@ -414,7 +414,7 @@ async def test_extended_resources_are_written_again_because_the_kubelet_may_rese
 
 async def test_a_dry_run_removes_the_extended_resources_of_the_previous_agent() -> None:
     server = Server()
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer, now_s = ExtendedResources(client, "n1", reports_reclaimable=False), time.monotonic()
         await writer.sync(now_s)
         assert server.written == []
@@ -426,7 +426,7 @@ async def test_a_dry_run_removes_the_extended_resources_of_the_previous_agent() 
 
 async def test_without_evaluated_cycles_extended_resources_are_not_restored() -> None:
     server = Server()
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer, now_s = ExtendedResources(client, "n1"), time.monotonic()
         writer.publish(quiet())
         for look in range(60):
@@ -447,7 +447,7 @@ async def test_without_evaluated_cycles_extended_resources_are_not_restored() ->
 async def test_a_dry_run_takes_over_no_field() -> None:
     server = Server()
     server.held.append(("katalyst-agent", ".status.topologyPolicy"))
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer, now_s = CnrWriter(client, "n1", metrics=False, reports_reclaimable=False), time.monotonic()
         writer.publish(quiet())
         await writer.sync(now_s)
@@ -463,7 +463,7 @@ async def test_a_dry_run_takes_over_no_field() -> None:
 
 async def test_extended_resources_are_removed_at_shutdown(caplog: pytest.LogCaptureFixture) -> None:
     server = Server()
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer = ExtendedResources(client, "n1")
         await writer.withdraw()
         assert server.written == [], "nothing was written, so nothing is removed"
@@ -543,7 +543,7 @@ def test_an_event_ends_with_what_was_held_against_what_since_when_and_whose_cgro
 
 async def test_events_of_a_victim_that_is_long_chosen_have_its_numbers_and_come_within_the_rate() -> None:
     server = Server()
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer, now_s = EvictionEventWriter(client, "n1"), time.monotonic()
         writer.publish(quiet(evictions=EvictionResult(victims=(VICTIM,))))
         writer.publish(quiet(kills=(kill(), kill(EvictionEventReason.SUCCEEDED))))
@@ -560,7 +560,7 @@ async def test_events_of_a_victim_that_is_long_chosen_have_its_numbers_and_come_
 async def test_refused_events_are_bounded_and_counted() -> None:
     server = Server()
     server.status = 500
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         writer, now_s = EvictionEventWriter(client, "n1"), time.monotonic()
         writer.publish(quiet(kills=tuple(kill(name=f"p{i}") for i in range(MAX_QUEUED_EVENTS + 7))))
         assert writer.lost_events == 7

@@ -12,8 +12,8 @@ from agent.reporter.cnr import merge_taints
 from agent.reporter.node_taints import NodeTaints, desired_node_taints
 from api.eviction import ActiveCondition, EvictionCondition, EvictionResult, EvictionThreshold, ThresholdMet
 from api.knobs import Reason
+from tests.builders.api_server import client_of
 from tests.builders.four_cpu_node import busy_cycle
-from tests.kube.test_client import asking
 
 PREFIX = "node.katalyst.kubewharf.io/"
 MEMORY = {"key": f"{PREFIX}MemoryPressure", "effect": "NoSchedule"}
@@ -99,7 +99,7 @@ async def test_a_condition_is_written_looked_after_and_taken_away() -> None:
     round_ = busy_cycle()
     pressed = msgspec.structs.replace(round_, evictions=in_force(EvictionCondition(name="MemoryPressure")))
     calm = msgspec.structs.replace(round_, evictions=EvictionResult())
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         taints = NodeTaints(client, "n1")
         await taints.sync(0)
         assert server.requests == [], "nothing was judged yet"
@@ -123,7 +123,7 @@ async def test_a_condition_is_written_looked_after_and_taken_away() -> None:
 async def test_what_a_killed_agent_left_is_taken_away_by_the_next_and_what_is_in_force_when_one_ends() -> None:
     server = Server()
     server.taints = [OTHERS, MEMORY]
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         taints = NodeTaints(client, "n1")
         taints.publish(msgspec.structs.replace(busy_cycle(), evictions=EvictionResult()))
         await taints.sync(0)
@@ -146,7 +146,7 @@ async def test_what_a_killed_agent_left_is_taken_away_by_the_next_and_what_is_in
 async def test_concurrent_writers_lose_nothing(rivals: int, written: bool) -> None:
     server = Server()
     server.rivals = rivals
-    async with asking(server.answer) as client:
+    async with client_of(server.answer) as client:
         taints = NodeTaints(client, "n1")
         taints.publish(
             msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondition(name="MemoryPressure")))
@@ -161,7 +161,7 @@ async def test_a_role_that_lacks_it_is_named() -> None:
     async def refuse(_request: web.Request) -> web.StreamResponse:
         return web.json_response({"code": 403, "reason": "Forbidden", "message": "no"}, status=403)
 
-    async with asking(refuse) as client:
+    async with client_of(refuse) as client:
         taints = NodeTaints(client, "n1")
         taints.publish(
             msgspec.structs.replace(busy_cycle(), evictions=in_force(EvictionCondition(name="MemoryPressure")))

@@ -12,7 +12,7 @@ from controller.lifecycle.agent_health import AgentHealth
 from controller.reconcile import MetricValues
 from controller.settings import HealthConfig
 from kube.informer import Informer
-from tests.kube.test_client import asking, status_response
+from tests.builders.api_server import client_of, status_response
 
 RECLAIMED_RESOURCES = {"resource.katalyst.kubewharf.io/reclaimed_millicpu": "4k"}
 WELL = [f"w{number}" for number in range(9)]
@@ -51,7 +51,7 @@ async def test_a_node_deleted_during_a_write_does_not_stop_the_evaluation() -> N
             await asyncio.sleep(60)
         return status_response(200, listed(request))
 
-    async with asking(answer) as client:
+    async with client_of(answer) as client:
         nodes, cnrs = Informer(client, NODES), Informer(client, CNRS)
         health = AgentHealth(
             client, nodes, cnrs, HealthConfig(agents={"one": "app=agent"}, taint_after_s=5), MetricValues()
