@@ -90,7 +90,9 @@ class FakeApiServer:
         """Accepted requests that write."""
         self.tokens = 0
         """Number of tokens issued; the n-th one is `tn`."""
-        self._version = 0
+        self._version = max(
+            (int(item["metadata"].get("resourceVersion", 0)) for item in self.objects.values()), default=0
+        )
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

@@ -15,6 +15,7 @@ from agent.reporter.cnr_input_collector import POLLS_PER_FULL_REFRESH, CnrInputC
 from agent.reporter.cnr_inputs import CnrInputs
 from api.interfaces import Unavailable
 from api.node_resources import NodeAllocatable, PodAllocation
+from tests.builders.health import problem_of
 
 POD = PodAllocation(namespace="shop", name="db", containers=())
 
@@ -99,11 +100,8 @@ async def test_values_that_change_only_with_a_restart_are_polled_rarely(tmp_path
         await collector_.poll()
     assert kubelet.calls.count("policy") == kubelet.calls.count("node") == 2
     assert kubelet.calls.count("pods") == POLLS_PER_FULL_REFRESH + 1
-    assert (collector_.inputs.policy, collector_.inputs.node, collector_.inputs.pods) == (
-        "RestrictedContainerLevel",
-        NodeAllocatable(cpus=(1,)),
-        (POD,),
-    )
+    inputs = collector_.inputs
+    assert (inputs.policy, inputs.node, inputs.pods) == ("RestrictedContainerLevel", NodeAllocatable(cpus=(1,)), (POD,))
 
 
 async def test_the_last_values_stay_and_a_failing_source_is_reported_and_retried(tmp_path: Path) -> None:
@@ -111,14 +109,14 @@ async def test_the_last_values_stay_and_a_failing_source_is_reported_and_retried
     collector_ = collector(tmp_path, kubelet)
     kubelet.failing = {"policy"}
     await collector_.poll()
-    problem = collector_.problem()
-    assert problem is not None
-    assert (problem.reason, collector_.inputs.policy, collector_.inputs.pods) == ("policy is gone", None, (POD,))
+    assert (problem_of(collector_).reason, collector_.inputs.policy, collector_.inputs.pods) == (
+        "policy is gone",
+        None,
+        (POD,),
+    )
     kubelet.failing = {"pods"}
     await collector_.poll()
-    problem = collector_.problem()
-    assert problem is not None
-    assert (problem.reason, collector_.inputs.policy, collector_.inputs.pods) == (
+    assert (problem_of(collector_).reason, collector_.inputs.policy, collector_.inputs.pods) == (
         "pods is gone",
         "RestrictedContainerLevel",
         (POD,),
