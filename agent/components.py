@@ -19,6 +19,12 @@ import msgspec
 from agent.config.config import AgentConfig
 from agent.config.eviction import EvictionConfig
 from agent.config.loader import NodeCheck, build_config, find_runtime_socket, load_document
+from agent.eviction.evictor_by_qos_level import (
+    API_METHODS,
+    CONTAINER_METHOD,
+    SIGNAL_METHOD,
+    EvictorByQosLevel,
+)
 from agent.journal.decisions import DecisionJournal
 from agent.journal.evictions import EvictionJournal
 from agent.journal.forecast_file import ForecastFile
@@ -36,7 +42,6 @@ from common.supervised_tasks import SupervisedTasks
 
 if TYPE_CHECKING:
     from agent.dynamic_config.follow import CustomNodeConfigFollower, DynamicConfig
-    from agent.eviction.qos_level_evictor import EvictorByQosLevel
     from agent.eviction.runner import EvictionRunner, PodEvictor
     from agent.katalyst.peers import KatalystPeers
     from agent.nri.lifecycle import NriLifecycle
@@ -462,7 +467,6 @@ async def open_cnr_writer(
 
 def open_pod_evictor(config: EvictionConfig, hierarchy: Hierarchy, *, node: str, kubelet: bool) -> PodEvictor:
     """Opens the pod evictor of the configured methods. Raises Unavailable for a method that cannot work on this node."""
-    from agent.eviction.qos_level_evictor import API_METHODS, SIGNAL_METHOD, EvictorByQosLevel  # noqa: PLC0415
     from agent.eviction.signals import SignalEvictor  # noqa: PLC0415
 
     default = config.killer or ("eviction-api-killer" if node and kubelet else "signals")
@@ -502,7 +506,6 @@ async def open_eviction_components(
         OVERUSE_NAME,
         PRESSURE_NAME,
     )
-    from agent.eviction.qos_level_evictor import EvictorByQosLevel  # noqa: PLC0415
     from agent.eviction.soft_eviction_notifier import SoftEvictionNotifier  # noqa: PLC0415
 
     sinks: list[CycleSink] = []
@@ -543,8 +546,6 @@ async def open_eviction_components(
 
 
 def _open_eviction_methods(evictor: EvictorByQosLevel, config: AgentConfig, client: KubeClient | None) -> None:
-    from agent.eviction.qos_level_evictor import API_METHODS, CONTAINER_METHOD  # noqa: PLC0415 - only agents that evict
-
     for name in {config.eviction.killer or "eviction-api-killer", *config.eviction.killers.values()}:
         if name in API_METHODS and client is not None:
             from agent.eviction.api_evictor import ApiEvictionMethod  # noqa: PLC0415 - the client of the API server

@@ -16,7 +16,7 @@ from agent.advisor.node_advice import CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from agent.reporter.cnr import TaintIdentity, build_cnr_report, taint_identity
 from agent.reporter.cnr_inputs import NO_CNR_INPUTS, CnrInputs
 from agent.reporter.cnr_merge import MergedCnr, merge_plugin_fields
-from agent.reporter.desired_state_writer import DesiredStateWriter, TaintedObject, write_taints
+from agent.reporter.desired_state_writer import DesiredStateWriter, write_taints
 from api.decision import Cycle
 from api.eviction import TAINT_PREFIX
 from api.interfaces import Unavailable
@@ -25,7 +25,7 @@ from api.node_resources import ReportedField
 from common.backoff import Backoff, TokenBucket
 from kube.client import KubeClient
 from kube.errors import ApiError, FieldConflict
-from kube.objects import ResourceType
+from kube.objects import ResourceType, TaintedObject
 
 log = logging.getLogger(__name__)
 FIELD_MANAGER = "dioptase-agent"

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from common.backoff import TokenBucket
-from controller.kinds import CNRS, NODES, PODS, ControllerCnr, ControllerNode, ControllerPod
+from controller.kinds import CNRS, NODES, PODS, ControllerNode, ControllerPod
 from controller.label_selectors import parse_selector
 from controller.lifecycle.health_policy import (
     AgentState,
@@ -32,6 +32,7 @@ from controller.settings import HealthConfig
 from kube.client import KubeClient, ListScope
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
+from kube.objects import TaintedObject
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class AgentHealth:
         self,
         client: KubeClient,
         nodes: Informer[ControllerNode],
-        cnrs: Informer[ControllerCnr],
+        cnrs: Informer[TaintedObject],
         config: HealthConfig,
         metrics: MetricValues,
     ) -> None:

@@ -13,7 +13,7 @@ from agent import components
 from agent.components import open_eviction_components, open_pod_evictor
 from agent.config.config import AgentConfig
 from agent.eviction.api_evictor import ApiEvictionMethod, ApiEvictor
-from agent.eviction.qos_level_evictor import EvictorByQosLevel
+from agent.eviction.evictor_by_qos_level import EvictorByQosLevel
 from agent.eviction.runner import EvictionRunner
 from agent.eviction.signals import SignalEvictor
 from agent.sensors.cgroup.hierarchy import Hierarchy

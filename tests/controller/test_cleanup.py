@@ -24,9 +24,9 @@ from controller.cleanup import (
 )
 from controller.kcc.ownership import FINALIZER as KCC_FINALIZER
 from controller.kcc.targets import FINALIZER, LEGACY_FINALIZERS
-from controller.kinds import ControllerCnrSpec, ControllerNode, ControllerNodeSpec, ControllerNodeStatus
+from controller.kinds import ControllerNode, ControllerNodeStatus
 from controller.lifecycle.health_policy import with_own_taint
-from kube.objects import KubeMetadata, PartialObjectMetadata
+from kube.objects import KubeMetadata, PartialObjectMetadata, TaintsSpec
 from tests.builders.api_server import client_of, status_response
 
 META = KubeMetadata(name="n1", resource_version="7")
@@ -72,14 +72,14 @@ def test_finalizers_of_others_stay(finalizers: tuple[str, ...], expected: list[s
 def test_of_a_custom_node_resource(
     taints: tuple[Mapping[str, Any], ...], status: Mapping[str, Any], steps: list[Any]
 ) -> None:
-    assert cnr_steps(ReportedCnr(metadata=META, spec=ControllerCnrSpec(taints=taints), status=status)) == steps
+    assert cnr_steps(ReportedCnr(metadata=META, spec=TaintsSpec(taints=taints), status=status)) == steps
 
 
 def test_of_a_node() -> None:
     resources = {MILLICPU: "4000", MEMORY: "1", "cpu": "8"}
     object_ = ControllerNode(
         metadata=META,
-        spec=ControllerNodeSpec(taints=(FOREIGN_TAINT, PRESSURE)),
+        spec=TaintsSpec(taints=(FOREIGN_TAINT, PRESSURE)),
         status=ControllerNodeStatus(capacity=resources, allocatable={"cpu": "8", MILLICPU: "0"}),
     )
     nothing = {MILLICPU: None, MEMORY: None}

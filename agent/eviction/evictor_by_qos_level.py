@@ -1,4 +1,4 @@
-"""Evicts each pod by the method that is set for its QoS level: by the API server, the container runtime or signals."""
+"""Evicts each pod by the method that is configured for its QoS level: signals, the container runtime or the API server."""
 
 from __future__ import annotations
 
