@@ -56,7 +56,7 @@ def test_a_kubeconfig_as_kubectl_writes_it(tmp_path: Path, authority: Authority)
     assert (access.server, access.namespace, access.server_name) == ("https://10.0.0.1:6443", "team", "kubernetes")
     context = access.context()
     assert context is not None
-    assert [one["subject"] for one in context.get_ca_certs()] == [((("commonName", "ca"),),)]
+    assert [certificate["subject"] for certificate in context.get_ca_certs()] == [((("commonName", "ca"),),)]
     assert access.token() == ""
 
 
@@ -68,19 +68,19 @@ def test_where_there_are_no_files_in_memory_a_key_is_in_one_that_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "found"),
+    ("environment", "path"),
     [
         ({"HOME": "/home/me", "USERPROFILE": "/other"}, "/home/me/.kube/config"),
         ({"USERPROFILE": "/users/me"}, "/users/me/.kube/config"),
         ({}, "/root/.kube/config"),
     ],
 )
-def test_the_usual_kubeconfig_is_in_the_home_folder(environment: dict[str, str], found: str) -> None:
-    assert str(default_kubeconfig_path(environment)) == found
+def test_the_usual_kubeconfig_is_in_the_home_folder(environment: dict[str, str], path: str) -> None:
+    assert str(default_kubeconfig_path(environment)) == path
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "problem"),
     [
         (document({"server": "10.0.0.1"}), "clusters[lab].cluster.server: '10.0.0.1' is not an address"),
         (document({"server": "https://h:99999"}), "clusters[lab].cluster.server"),
@@ -116,11 +116,11 @@ def test_the_usual_kubeconfig_is_in_the_home_folder(environment: dict[str, str],
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_cannot_hold_is_refused_by_file_and_field(tmp_path: Path, content: object, said: str) -> None:
+def test_what_cannot_hold_is_refused_by_file_and_field(tmp_path: Path, content: object, problem: str) -> None:
     path = written(tmp_path / "config", content)
     with pytest.raises(Unavailable) as caught:
         load_kubeconfig_access([path], check_yaml)
-    assert said in caught.value.reason
+    assert problem in caught.value.reason
     assert str(tmp_path) in caught.value.reason
     assert caught.value.remedy
 
@@ -164,9 +164,9 @@ def test_remedies_name_what_there_is(tmp_path: Path) -> None:
 
 
 def test_of_several_files_the_first_that_has_a_name_wins(tmp_path: Path) -> None:
-    one = written(tmp_path / "one", {"clusters": [{"name": "lab", "cluster": {"server": "https://first"}}]})
-    two = written(tmp_path / "two", document({"server": "https://second"}))
-    environment = {"KUBECONFIG": f"{one}:{tmp_path / 'missing'}:{two}"}
+    first = written(tmp_path / "one", {"clusters": [{"name": "lab", "cluster": {"server": "https://first"}}]})
+    second = written(tmp_path / "two", document({"server": "https://second"}))
+    environment = {"KUBECONFIG": f"{first}:{tmp_path / 'missing'}:{second}"}
     access = load_access(environment, check_yaml)
     assert (access.server, access.token()) == ("https://first", "abc")
     with pytest.raises(Unavailable, match="missing: cannot be read"):
@@ -280,9 +280,9 @@ def test_any_kubeconfig_gives_access_or_says_what_is_wrong(
 ) -> None:
     content = document({"server": "https://h", **cluster}, user, **{"current-context": current})
     path = written(tmp_path_factory.getbasetemp() / "any", content)
-    said = ""
+    problem = ""
     try:
         load_kubeconfig_access([path], check_yaml)
     except Unavailable as error:
-        said = f"{error.reason}; {error.remedy}"
-    assert not said or str(path) in said or "tokenFile" in said
+        problem = f"{error.reason}; {error.remedy}"
+    assert not problem or str(path) in problem or "tokenFile" in problem

@@ -24,7 +24,7 @@ from kube.leader_election import (
     next_lease_action,
 )
 from kube.objects import KubeMetadata
-from tests.builders.api_server import client_of, status_response
+from tests.builders.api_server import FakeApiServer, client_of, status_response
 
 
 def lease(holder: str | None, version: str = "7", duration: int | None = LEASE_S, transitions: int | None = 2) -> Lease:
@@ -168,22 +168,16 @@ async def test_work_has_ended_when_the_lease_could_not_be_renewed(
     assert least_s <= ended_at - made_at < LEASE_S
 
 
-async def test_what_the_work_raises_is_raised_and_the_lease_is_given_back() -> None:
-    requests: list[tuple[str, str]] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        requests.append((request.method, (await request.read()).decode()))
-        if request.method == "GET":
-            return status_response(404, '{"code":404,"reason":"NotFound","details":{"name":"l"}}')
-        return status_response(200, '{"metadata":{"name":"l","resourceVersion":"1"},"spec":{"holderIdentity":"me"}}')
-
+async def test_an_exception_of_the_work_is_raised_and_the_lease_is_released() -> None:
     async def work() -> None:
         raise ZeroDivisionError
 
-    async with client_of(handler) as client:
+    server = FakeApiServer()
+    async with server.client() as client:
         with pytest.raises(ZeroDivisionError):
             await LeaderElection(client, "kat/l", "me").lead(work)
-    assert [method for method, _ in requests] == ["GET", "POST", "PATCH"]
-    assert requests[-1][1] == (
-        '{"metadata":{"resourceVersion":"1"},"spec":{"holderIdentity":"","leaseDurationSeconds":1}}'
-    )
+    assert [request.method for request in server.requests] == ["GET", "POST", "PATCH"]
+    assert server.writes[-1].body == {
+        "metadata": {"resourceVersion": "2"},
+        "spec": {"holderIdentity": "", "leaseDurationSeconds": 1},
+    }

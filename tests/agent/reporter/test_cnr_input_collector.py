@@ -15,7 +15,6 @@ from agent.reporter.cnr_input_collector import POLLS_PER_FULL_REFRESH, CnrInputC
 from agent.reporter.cnr_inputs import CnrInputs
 from api.interfaces import Unavailable
 from api.node_resources import NodeAllocatable, PodAllocation
-from tests.builders.health import problem_of
 
 POD = PodAllocation(namespace="shop", name="db", containers=())
 
@@ -100,8 +99,11 @@ async def test_values_that_change_only_with_a_restart_are_polled_rarely(tmp_path
         await collector_.poll()
     assert kubelet.calls.count("policy") == kubelet.calls.count("node") == 2
     assert kubelet.calls.count("pods") == POLLS_PER_FULL_REFRESH + 1
-    inputs = collector_.inputs
-    assert (inputs.policy, inputs.node, inputs.pods) == ("RestrictedContainerLevel", NodeAllocatable(cpus=(1,)), (POD,))
+    assert (collector_.inputs.policy, collector_.inputs.node, collector_.inputs.pods) == (
+        "RestrictedContainerLevel",
+        NodeAllocatable(cpus=(1,)),
+        (POD,),
+    )
 
 
 async def test_the_last_values_stay_and_a_failing_source_is_reported_and_retried(tmp_path: Path) -> None:
@@ -109,14 +111,14 @@ async def test_the_last_values_stay_and_a_failing_source_is_reported_and_retried
     collector_ = collector(tmp_path, kubelet)
     kubelet.failing = {"policy"}
     await collector_.poll()
-    assert (problem_of(collector_).reason, collector_.inputs.policy, collector_.inputs.pods) == (
-        "policy is gone",
-        None,
-        (POD,),
-    )
+    problem = collector_.problem()
+    assert problem is not None
+    assert (problem.reason, collector_.inputs.policy, collector_.inputs.pods) == ("policy is gone", None, (POD,))
     kubelet.failing = {"pods"}
     await collector_.poll()
-    assert (problem_of(collector_).reason, collector_.inputs.policy, collector_.inputs.pods) == (
+    problem = collector_.problem()
+    assert problem is not None
+    assert (problem.reason, collector_.inputs.policy, collector_.inputs.pods) == (
         "pods is gone",
         "RestrictedContainerLevel",
         (POD,),

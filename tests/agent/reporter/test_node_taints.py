@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.reporter.cnr import merge_taints
 from agent.reporter.node_taints import NodeTaints, desired_node_taints
 from api.eviction import ActiveCondition, EvictionCondition, EvictionResult, EvictionThreshold, ThresholdMet
 from api.knobs import Reason
@@ -51,26 +50,6 @@ def test_which_taints_conditions_are(condition: EvictionCondition, taints: set[t
 
 def test_where_nothing_is_judged_nothing_is_known() -> None:
     assert desired_node_taints(None) is None
-
-
-@pytest.mark.parametrize(
-    ("current", "names", "result"),
-    [
-        ([], [], None),
-        ([OTHERS], [], None),
-        ([OTHERS], [("MemoryPressure", "NoSchedule")], [OTHERS, MEMORY]),
-        ([OTHERS, MEMORY], [("MemoryPressure", "NoSchedule")], None),
-        ([MEMORY, OTHERS], [], [OTHERS]),
-        ([MEMORY], [("MemoryPressure", "NoExecute")], [{**MEMORY, "effect": "NoExecute"}]),
-        # A value or time set by another client stays.
-        ([{**MEMORY, "value": "x"}], [("MemoryPressure", "NoSchedule")], None),
-    ],
-)
-def test_taints_of_others_stay_as_they_are(
-    current: list[dict[str, Any]], names: list[tuple[str, str]], result: list[dict[str, Any]] | None
-) -> None:
-    desired = [{"key": f"{PREFIX}{name}", "effect": effect} for name, effect in names]
-    assert merge_taints(current, desired) == result
 
 
 NODE = "/api/v1/nodes/n1"
