@@ -199,17 +199,19 @@ NODE_RETRY_S = 60.0
 class NodeRotation:
     """Rotation of the nodes of one action, so that nodes that fail do not use up the rate of all others."""
 
-    def __init__(self) -> None:
+    def __init__(self, bucket: TokenBucket | None = None) -> None:
+        """`bucket` limits the rate; None means no limit."""
+        self._bucket = bucket
         self._tried_s: dict[str, float] = {}
 
-    def next_nodes(self, nodes: Sequence[str], now_s: float, bucket: TokenBucket | None = None) -> list[str]:
+    def next_nodes(self, nodes: Sequence[str], now_s: float) -> list[str]:
         """As many nodes as the rate allows, in the order given. Nodes that are no longer listed are forgotten."""
         self._tried_s = {node: at_s for node, at_s in self._tried_s.items() if node in nodes}
         selected = []
         for node in nodes:
             if now_s - self._tried_s.get(node, now_s - NODE_RETRY_S) < NODE_RETRY_S:
                 continue
-            if bucket is not None and not bucket.take(now_s):
+            if self._bucket is not None and not self._bucket.take(now_s):
                 break
             self._tried_s[node] = now_s
             selected.append(node)

@@ -389,8 +389,8 @@ def test_reclaimed_victims(candidate: ControllerPod, leaves: bool) -> None:
 
 
 def test_a_node_that_was_tried_does_not_use_the_rate_of_others() -> None:
-    rotation, bucket = NodeRotation(), TokenBucket(0.2, 1, 0)
-    selected = {at_s: rotation.next_nodes(["a", "b", "c"], at_s, bucket) for at_s in range(0, 70, 5)}
+    rotation = NodeRotation(TokenBucket(0.2, 1, 0))
+    selected = {at_s: rotation.next_nodes(["a", "b", "c"], at_s) for at_s in range(0, 70, 5)}
     assert {at_s: nodes for at_s, nodes in selected.items() if nodes} == {
         0: ["a"],
         5: ["b"],
