@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 
 from agent.reporter.cnr_inputs import CnrInputs
 from agent.reporter.cnr_writer import CnrWriter
-from agent.reporter.desired_state_writer import POLL_INTERVAL_S
+from agent.reporter.desired_state_writer import POLL_INTERVAL_S, DesiredStateWriter
 from agent.reporter.events import MAX_QUEUED_EVENTS, EvictionEventWriter, build_event
 from agent.reporter.extended_resources import ExtendedResources
 from api.advice import Headroom, NodeAdvice, OvercommitAdvice
@@ -21,16 +22,18 @@ from api.decision import Cycle
 from api.eviction import EvictionEvent, EvictionEventReason, EvictionResult, EvictionVictim
 from api.knobs import Reason
 from api.measurements import KubeletManagers
-from api.node_resources import ObjectSection, ReportedField
+from api.node_resources import ObjectSection
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
 from api.snapshot import ComponentHealth
 from tests.agent.reporter.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OWN_TAINT, finished
+from tests.agent.reporter.test_cnr_merge import field
 from tests.builders.api_server import FakeApiServer
 from tests.builders.health import problem_of
 
 CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources/n1"
 NODE = "/api/v1/nodes/n1/status"
 GIB = 1 << 30
+spec_field = partial(field, part=ObjectSection.SPEC)
 
 
 def bodies(server: FakeApiServer) -> list[Any]:
@@ -55,6 +58,12 @@ async def writing(server: FakeApiServer, **options: Any) -> AsyncIterator[tuple[
         yield CnrWriter(client, "n1", **{"metrics": False, **options}), time.monotonic()
 
 
+async def write(writer: DesiredStateWriter, cycle: Cycle, now_s: float) -> None:
+    """Publish the cycle, and write what is due."""
+    writer.publish(cycle)
+    await writer.sync(now_s)
+
+
 def quiet(reported_headroom: Headroom | None = ADVERTISED, **changes: Any) -> Cycle:
     return finished(reported_headroom, **{"evictions": None, **changes})
 
@@ -68,18 +77,15 @@ async def test_only_what_changed_is_written() -> None:
     async with writing(server) as (writer, now_s):
         await writer.sync(now_s)
         assert server.requests == [], "there was no cycle yet"
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         assert [
             (each.headers["Content-Type"], each.query["fieldManager"], each.body["apiVersion"])
             for each in server.writes
         ] == [("application/apply-patch+yaml", "dioptase-agent", "node.katalyst.kubewharf.io/v1alpha1")] * 2
         assert paths(server) == ["spec", "/status"]
-        writer.publish(quiet())
-        await writer.sync(now_s + 60)
+        await write(writer, quiet(), now_s + 60)
         assert paths(server) == []
-        writer.publish(quiet(headroom(3.0)))
-        await writer.sync(now_s + 120)
+        await write(writer, quiet(headroom(3.0)), now_s + 120)
         assert bodies(server)[0]["status"]["resources"]["allocatable"][RECLAIMED_CPU] == "3000"
         assert paths(server) == ["/status"]
         assert (writer.problem(), writer.writes) == (None, 3)
@@ -88,8 +94,7 @@ async def test_only_what_changed_is_written() -> None:
 async def test_everything_is_written_again_periodically() -> None:
     server = FakeApiServer()
     async with writing(server) as (writer, now_s):
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         paths(server)
         await writer.sync(now_s + 299)
         assert paths(server) == []
@@ -101,8 +106,7 @@ async def test_a_node_where_everything_changes_all_the_time_is_written_within_th
     server = FakeApiServer()
     async with writing(server) as (writer, now_s):
         for second in range(100):
-            writer.publish(quiet(headroom(second)))
-            await writer.sync(now_s + second)
+            await write(writer, quiet(headroom(second)), now_s + second)
     # Five at once, and one every five seconds; one of the tokens was for reading the taints.
     assert 15 <= len(server.writes) <= 25
 
@@ -111,8 +115,7 @@ async def test_node_metrics_are_written_once_a_minute() -> None:
     server = FakeApiServer()
     async with writing(server, metrics=True) as (writer, now_s):
         for second in range(0, 125, 5):
-            writer.publish(quiet())
-            await writer.sync(now_s + second)
+            await write(writer, quiet(), now_s + second)
         assert paths(server).count("/status") == 3
 
 
@@ -138,8 +141,7 @@ async def test_overcommit_ratios_alone_are_written_once_a_minute_and_stay_withou
             (71, ratio(1.9, guaranteed=4)),  # another manager is written at once
             (140, quiet()),  # no advice in this cycle
         ):
-            writer.publish(cycle)
-            await writer.sync(now_s + second)
+            await write(writer, cycle, now_s + second)
             ratios += [
                 (
                     second,
@@ -157,13 +159,11 @@ async def test_overcommit_ratios_alone_are_written_once_a_minute_and_stay_withou
 async def test_only_own_taints_change_and_by_resource_version() -> None:
     server = FakeApiServer({CNR: {"metadata": {"name": "n1"}, "spec": {"taints": [LIFECYCLE]}}})
     async with writing(server) as (writer, now_s):
-        writer.publish(finished())
-        await writer.sync(now_s)
+        await write(writer, finished(), now_s)
         pressure = {**OWN_TAINT, "key": "node.katalyst.kubewharf.io/MemoryPressure"}
         assert taints(server) == [LIFECYCLE, pressure]
         assert bodies(server)[1]["metadata"]["resourceVersion"] == "1"
-        writer.publish(quiet())
-        await writer.sync(now_s + 60)
+        await write(writer, quiet(), now_s + 60)
         assert taints(server) == [LIFECYCLE]
 
 
@@ -172,8 +172,7 @@ async def test_an_unavailable_server_blocks_nothing_and_gets_the_latest_state_af
     server.refuse["PATCH"] = 503
     async with writing(server) as (writer, now_s):
         for second in range(0, 300, 10):
-            writer.publish(quiet(headroom(second)))
-            await writer.sync(now_s + second)
+            await write(writer, quiet(headroom(second)), now_s + second)
         assert "CustomNodeResource n1 cannot be written: 503" in problem_of(writer).reason
         server.refuse.clear()
         await writer.sync(now_s + 600)
@@ -185,12 +184,10 @@ async def test_an_unavailable_server_blocks_nothing_and_gets_the_latest_state_af
 async def test_a_deleted_object_is_created_again() -> None:
     server = FakeApiServer()
     async with writing(server) as (writer, now_s):
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         paths(server)
         server.refuse[f"{CNR}/status"] = 404
-        writer.publish(quiet(headroom(1.0)))
-        await writer.sync(now_s + 30)
+        await write(writer, quiet(headroom(1.0)), now_s + 30)
         assert problem_of(writer).remedy.startswith("install the definition")
         server.refuse.clear()
         await writer.sync(now_s + 60)
@@ -201,8 +198,7 @@ async def test_a_missing_permission_is_named() -> None:
     server = FakeApiServer()
     server.refuse[CNR] = 403
     async with writing(server) as (writer, now_s):
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         assert problem_of(writer).remedy.startswith(
             "give the agent's role get, create and patch of customnoderesources"
         )
@@ -212,8 +208,7 @@ async def test_fields_taken_over_from_other_managers_are_reported_until_there_is
     server = FakeApiServer()
     server.claims = [("kubectl-edit", ".status.topologyPolicy")]
     async with writing(server) as (writer, now_s):
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         assert paths(server) == ["spec", "/status"]
         assert problem_of(writer).reason.endswith("overwritten by this agent: .status.topologyPolicy by kubectl-edit")
         await writer.sync(now_s + 60)
@@ -229,34 +224,20 @@ async def test_a_dry_run_takes_over_no_field() -> None:
     server = FakeApiServer({CNR: {"metadata": {"name": "n1"}, "spec": {}}})
     server.claims = [("katalyst-agent", ".status.topologyPolicy")]
     async with writing(server, reports_reclaimable=False) as (writer, now_s):
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         assert (server.writes, len(server.claims), writer.problem()) == ([], 1, None)
         server.claims.clear()
         await writer.sync(now_s + 500)
         assert paths(server) == ["spec", "/status"]
 
 
-def reported_field(name: str, value: Any, part: ObjectSection = ObjectSection.SPEC) -> ReportedField:
-    return ReportedField(
-        plugin="p",
-        group="node.katalyst.kubewharf.io",
-        version="v1alpha1",
-        kind="CustomNodeResource",
-        part=part,
-        name=name,
-        value=msgspec.Raw(msgspec.json.encode(value)),
-    )
-
-
 async def test_fields_of_plugins_are_written_and_removed_with_them() -> None:
-    server, fields = FakeApiServer(), [reported_field("NodeResourceProperties", [{"propertyName": "rack"}])]
+    server, fields = FakeApiServer(), [spec_field("NodeResourceProperties", [{"propertyName": "rack"}])]
     async with writing(server, inputs=lambda: CnrInputs(fields=tuple(fields))) as (writer, now_s):
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         assert bodies(server)[0]["spec"]["nodeResourceProperties"][-1] == {"propertyName": "rack"}
         paths(server)
-        fields.append(reported_field("Nonsense", 1))
+        fields.append(spec_field("Nonsense", 1))
         await writer.sync(now_s + 10)
         assert problem_of(writer).reason.startswith("reporter plugin p: spec Nonsense is no field")
         assert paths(server) == []
@@ -268,11 +249,10 @@ async def test_fields_of_plugins_are_written_and_removed_with_them() -> None:
 
 async def test_taints_of_plugins_are_removed_with_them_and_those_of_other_owners_stay() -> None:
     taint = {"key": "x.io/a", "effect": "NoSchedule", "qosLevel": "reclaimed_cores"}
-    fields = [reported_field("Taints", [taint])]
+    fields = [spec_field("Taints", [taint])]
     server = FakeApiServer({CNR: {"metadata": {"name": "n1"}, "spec": {"taints": [LIFECYCLE]}}})
     async with writing(server, inputs=lambda: CnrInputs(fields=tuple(fields))) as (writer, now_s):
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         assert taints(server) == [LIFECYCLE, taint]
         fields.clear()
         await writer.sync(now_s + 60)
@@ -280,17 +260,16 @@ async def test_taints_of_plugins_are_removed_with_them_and_those_of_other_owners
 
 
 async def test_invalid_fields_of_plugins_do_not_block_the_agents_own() -> None:
-    server, fields = FakeApiServer(), [reported_field("NodeResourceProperties", [{"propertyName": "spoiled"}])]
+    server, fields = FakeApiServer(), [spec_field("NodeResourceProperties", [{"propertyName": "spoiled"}])]
     server.invalid = "spoiled"
     async with writing(server, inputs=lambda: CnrInputs(fields=tuple(fields))) as (writer, now_s):
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         await writer.sync(now_s + 5)
         assert paths(server) == ["spec", "/status"]
         assert problem_of(writer).reason == (
             "the API server rejects the fields of plugins; they are left out until they change: invalid"
         )
-        fields[:] = [reported_field("NodeResourceProperties", [{"propertyName": "corrected"}])]
+        fields[:] = [spec_field("NodeResourceProperties", [{"propertyName": "corrected"}])]
         await writer.sync(now_s + 10)
         assert (paths(server), writer.problem()) == (["spec"], None)
 
@@ -313,8 +292,7 @@ async def test_a_bug_in_the_report_is_a_problem_and_does_not_end_the_writer(monk
 
     monkeypatch.setattr("agent.reporter.cnr_writer.build_cnr_report", broken)
     async with writing(FakeApiServer()) as (writer, now_s):
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         assert "a bug" in problem_of(writer).reason
 
 
@@ -336,18 +314,15 @@ async def extending(server: FakeApiServer, **options: Any) -> AsyncIterator[tupl
 async def test_extended_resources_are_written_again_because_the_kubelet_may_reset_them() -> None:
     server = FakeApiServer()
     async with extending(server) as (writer, now_s):
-        writer.publish(quiet(None))
-        await writer.sync(now_s)
+        await write(writer, quiet(None), now_s)
         assert server.writes == [], "the amounts of the previous agent stay until the headroom is known"
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         assert [request[:3] for request in server.writes] == [resources(AMOUNTS)]
         await writer.sync(now_s + 29)
         assert len(server.writes) == 1
         await writer.sync(now_s + 30)
         assert len(server.writes) == 2
-        writer.publish(quiet(headroom(0.0)))
-        await writer.sync(now_s + 31)
+        await write(writer, quiet(headroom(0.0)), now_s + 31)
         assert bodies(server)[-1]["status"]["capacity"][RECLAIMED_CPU] == "0"
         server.refuse[NODE] = 403
         await writer.sync(now_s + 90)
@@ -360,8 +335,7 @@ async def test_a_dry_run_removes_the_extended_resources_of_the_previous_agent() 
     async with extending(server, reports_reclaimable=False) as (writer, now_s):
         await writer.sync(now_s)
         assert server.writes == []
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         assert [request[:3] for request in server.writes] == [resources(REMOVED)]
 
 
@@ -372,15 +346,13 @@ async def test_without_evaluated_cycles_extended_resources_are_not_restored() ->
         for poll in range(60):
             await writer.sync(now_s + 5 * poll)
         assert len(server.writes) == 2, "at once and after half a minute, but not after a minute without a cycle"
-        writer.publish(quiet())
-        await writer.sync(now_s + 300)
+        await write(writer, quiet(), now_s + 300)
         assert len(server.writes) == 3
         blind = quiet()
         unlisted = (ComponentHealth(name="pods", ok=False, error="refused", remedy=""),)
         blind = msgspec.structs.replace(blind, snapshot=msgspec.structs.replace(blind.snapshot, sources=unlisted))
         for poll in range(60):
-            writer.publish(quiet(None) if poll % 2 else blind)
-            await writer.sync(now_s + 300 + 5 * poll)
+            await write(writer, quiet(None) if poll % 2 else blind, now_s + 300 + 5 * poll)
         assert len(server.writes) == 4, "nor after a minute of cycles without advice or without pods"
 
 
@@ -389,8 +361,7 @@ async def test_extended_resources_are_removed_at_shutdown(caplog: pytest.LogCapt
     async with extending(server) as (writer, now_s):
         await writer.withdraw()
         assert server.writes == [], "nothing was written, so nothing is removed"
-        writer.publish(quiet())
-        await writer.sync(now_s)
+        await write(writer, quiet(), now_s)
         await writer.withdraw()
         assert server.writes[-1][:3] == resources(REMOVED)
         await writer.sync(now_s + 100)
