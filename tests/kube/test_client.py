@@ -1,4 +1,4 @@
-"""The edge to HTTP on real sockets: TLS, tokens, chunks, cut connections, slow bodies. What the API server itself does with
+"""The HTTP client on real sockets: TLS, tokens, chunks, cut connections, slow bodies. What the API server itself does with
 requests is shown on a real one; this server only plays back bytes."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def server_side(authority: Authority) -> ssl.SSLContext:
     return context
 
 
-async def test_both_sides_show_certificates_of_their_authority(authority: Authority, tmp_path: Path) -> None:
+async def test_client_and_server_verify_each_other_by_certificates(authority: Authority, tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.transport is not None
         subject = dict(pair for (pair,) in request.transport.get_extra_info("peercert")["subject"])
@@ -59,7 +59,7 @@ async def test_both_sides_show_certificates_of_their_authority(authority: Author
                 await client.get(NODES, "a")
 
 
-async def test_requests_are_spelled_as_the_api_has_them() -> None:
+async def test_method_path_query_type_and_body_of_requests() -> None:
     received: list[tuple[str, str, str, str]] = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -97,7 +97,7 @@ async def test_requests_are_spelled_as_the_api_has_them() -> None:
     ]
 
 
-async def test_a_token_that_was_replaced_is_sent_in_the_second_try(tmp_path: Path) -> None:
+async def test_a_rotated_token_is_sent_in_the_second_attempt(tmp_path: Path) -> None:
     path, received = tmp_path / "token", list[str]()
     path.write_text("old")
 
@@ -149,7 +149,7 @@ async def test_retry_after_is_respected_except_for_evictions() -> None:
         assert client.requests["POST", "pods.v1/eviction", "429"] == 1
 
 
-async def test_what_is_no_answer_of_the_api_is_shown_and_not_followed() -> None:
+async def test_a_redirect_is_reported_and_not_followed() -> None:
     async def handler(request: web.Request) -> web.Response:
         return status_response(302, "<h1>Sign\n in</h1>", Location="http://127.0.0.1:1/steal")
 
@@ -158,7 +158,7 @@ async def test_what_is_no_answer_of_the_api_is_shown_and_not_followed() -> None:
             await client.get(NODES, "a")
 
 
-async def test_pages_are_joined_and_one_that_is_forgotten_starts_again_without_pages() -> None:
+async def test_pages_are_joined_and_an_expired_page_leads_to_a_list_without_pages() -> None:
     requests: list[str] = []
     first, second = ('{"metadata":{"name":"a"}}', '{"metadata":{"name":"b"}}')
 
@@ -200,7 +200,7 @@ async def test_partial_metadata_is_requested() -> None:
 
 
 @pytest.mark.parametrize("text", ["<html>", "", "null", '{"items":[7]}', '{"metadata":[]}', "[" * 9999], ids=range(6))
-async def test_what_is_no_list_is_garbage(text: str) -> None:
+async def test_an_invalid_list_is_an_invalid_response(text: str) -> None:
     async def handler(_request: web.Request) -> web.Response:
         return status_response(200, text)
 
@@ -209,7 +209,7 @@ async def test_what_is_no_list_is_garbage(text: str) -> None:
             await client.list(NODES)
 
 
-async def test_a_host_that_is_no_name_is_unreachable() -> None:
+async def test_an_invalid_host_name_is_unreachable() -> None:
     async with KubeClient(ApiAccess("http://a..b:1", ApiCredentials()), "test") as client:
         with pytest.raises(ApiUnreachable):
             await client.get(NODES, "a")
@@ -229,7 +229,7 @@ async def test_a_body_that_does_not_end_in_time_is_unreachable() -> None:
         assert client.requests == {("GET", "nodes.v1", "unreachable"): 1}
 
 
-async def test_a_body_that_is_cut_is_unreachable_and_one_too_large_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_truncated_body_and_one_that_is_too_large_are_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Length": "100"})
         await answer.prepare(request)
@@ -252,8 +252,8 @@ async def test_an_unreachable_server() -> None:
             await client.get(NODES, "a")
 
 
-async def test_a_watch_in_which_nothing_happens_is_heard_of_when_it_ends() -> None:
-    """No API server sends a bookmark of what nothing has happened to since it was started."""
+async def test_the_end_of_a_silent_watch_updates_the_age() -> None:
+    """An API server sends no bookmarks for a resource that has not changed since its start."""
     lasting, began = list[int](), list[float]()
     over = asyncio.Event()
 
@@ -279,8 +279,8 @@ async def test_a_watch_in_which_nothing_happens_is_heard_of_when_it_ends() -> No
     assert age_s < now_s - began[0], "the end of the first one"
 
 
-async def test_a_watch_that_is_cut_in_the_middle_of_a_line_goes_on_after_the_last_whole_one() -> None:
-    """The pieces are played back, one watch after another; what counts is where each of them begins."""
+async def test_a_watch_cut_within_a_line_resumes_after_the_last_complete_one() -> None:
+    """The pieces are played back, one watch after another, and the version that each begins at is recorded."""
     event = '{"type":"%s","object":' + POD + "}\n"
     streams = [
         [event % ("ADDED", 6), event % ("MODIFIED", 7) + (event % ("DELETED", 8))[:30]],
@@ -336,7 +336,7 @@ async def test_a_name_with_odd_letters_is_one_segment_of_the_path() -> None:
     assert received == ["/api/v1/nodes/a%20b%3Fc%23d"]
 
 
-async def test_what_is_behind_the_proxy_is_handed_on_as_it_came() -> None:
+async def test_a_raw_response_is_returned_unchanged() -> None:
     requests = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -350,7 +350,7 @@ async def test_what_is_behind_the_proxy_is_handed_on_as_it_came() -> None:
     assert requests == [("/api/v1/namespaces/x/pods/https:a:1/proxy/p?limit=2", "1")]
 
 
-async def test_a_token_of_an_account_is_made_by_its_subresource() -> None:
+async def test_tokens_are_created_by_the_subresource_of_the_account() -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.path == "/api/v1/namespaces/team/serviceaccounts/viewer/token"
         assert (await request.json())["spec"] == {"expirationSeconds": 600}

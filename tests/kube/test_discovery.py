@@ -1,4 +1,4 @@
-"""A 404 that says that a kind is not there, and all those that do not."""
+"""Responses that state that a kind is missing, and 404s that do not."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def groups(*versions: str) -> tuple[int, str]:
         (kinds("others"), PLAIN, True),
         (kinds("things", "others"), PLAIN, False),
         (PLAIN, groups("apps/v1", "shop.example/v2"), True),
-        # The group is there, and its version is not served for a moment.
+        # The group exists, and its version is not served for a moment.
         (PLAIN, groups("shop.example/v1"), False),
-        # No API server's words.
+        # Responses of a proxy.
         (PAGE, PAGE, False),
         (PAGE, (200, "<html>welcome</html>"), False),
         ((200, "{}"), groups(), False),
@@ -45,7 +45,7 @@ def groups(*versions: str) -> tuple[int, str]:
         ((503, ""), groups(), False),
     ],
 )
-async def test_a_kind_is_lacking_where_the_api_server_says_so(
+async def test_a_kind_is_missing_only_if_the_api_server_states_it(
     group: tuple[int, str], all_groups: tuple[int, str], *, lacking: bool
 ) -> None:
     documents = {"/apis/shop.example/v1": group, "/apis": all_groups}

@@ -68,7 +68,7 @@ def test_an_invalid_resource_is_rejected_by_field(resource: ResourceType[Partial
 
 
 class Sparse(msgspec.Struct, frozen=True, rename="camel"):
-    """Metadata as strict types have it."""
+    """Metadata whose absent fields are None."""
 
     name: str | None = None
     namespace: str | None = None
@@ -76,12 +76,12 @@ class Sparse(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """An object of such metadata."""
+    """An object with such metadata."""
 
     metadata: Sparse
 
 
-def test_metadata_may_say_nothing_as_none() -> None:
+def test_metadata_fields_may_be_none() -> None:
     store: ObjectStore[Kind] = ObjectStore()
     assert key_of(Sparse(name="n1")) == "n1"
     assert key_of(Sparse()) == ""

@@ -405,7 +405,7 @@ def test_an_event_names_the_pod_the_reason_and_the_numbers() -> None:
     assert (len(long["message"]), len(event["source"])) == (1024, 2)
 
 
-def test_an_event_ends_with_what_was_held_against_what_since_when_and_whose_cgroup_it_is() -> None:
+def test_an_event_ends_with_observation_threshold_start_and_cgroup() -> None:
     numbers = msgspec.structs.replace(
         VICTIM,
         reason=msgspec.structs.replace(VICTIM.reason, threshold=1.05),
@@ -432,7 +432,7 @@ def test_an_event_ends_with_what_was_held_against_what_since_when_and_whose_cgro
     assert (stopped["reason"], stopped["action"]) == ("ContainerStopped", "ContainerStopping")
 
 
-async def test_events_of_a_victim_that_is_long_chosen_have_its_numbers_and_come_within_the_rate() -> None:
+async def test_events_of_an_earlier_victim_have_its_numbers_and_are_limited_in_rate() -> None:
     server = FakeApiServer()
     async with server.client() as client:
         writer, now_s = EvictionEventWriter(client, "n1"), time.monotonic()

@@ -33,9 +33,9 @@ def in_force(*conditions: EvictionCondition) -> EvictionResult:
             {("a", "NoExecute"), ("a", "PreferNoSchedule")},
         ),
         (EvictionCondition(name="a", effects=("Nonsense",)), set()),
-        # Those of a CustomNodeResource go there.
+        # Conditions of kind `cnr` become taints of the CustomNodeResource.
         (EvictionCondition(name="a", kind="cnr", effects=("reclaimed_cores/NoSchedule",)), set()),
-        # What no key can be would have the API server refuse all the others too.
+        # A name that no taint key can have would make the API server refuse all taints.
         (EvictionCondition(name="a b"), set()),
         (EvictionCondition(name="a/b"), set()),
         (EvictionCondition(name="x" * 63), {("x" * 63, "NoSchedule")}),
@@ -44,11 +44,11 @@ def in_force(*conditions: EvictionCondition) -> EvictionResult:
         (EvictionCondition(name="-a"), set()),
     ],
 )
-def test_which_taints_conditions_are(condition: EvictionCondition, taints: set[tuple[str, str]]) -> None:
+def test_taints_of_conditions(condition: EvictionCondition, taints: set[tuple[str, str]]) -> None:
     assert desired_node_taints(in_force(condition)) == {(f"{PREFIX}{name}", effect) for name, effect in taints}
 
 
-def test_where_nothing_is_judged_nothing_is_known() -> None:
+def test_without_an_evaluation_the_taints_are_unknown() -> None:
     assert desired_node_taints(None) is None
 
 

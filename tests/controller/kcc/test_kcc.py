@@ -167,7 +167,7 @@ def test_an_invalid_object_halts_its_kind(spec: dict[str, object], reason: str, 
     assert "currentHash" not in result.statuses["kat/bad"], "an invalid object has no hash"
 
 
-def test_a_configuration_that_is_none_has_no_hash() -> None:
+def test_an_invalid_configuration_has_no_hash() -> None:
     result = plan_rollout(rollout_inputs([config_object("bad", config=[1])], NODES), NOW)
     assert condition_of(result, "bad") == ("HashFailed", "Expected object | null, got array - at spec.config")
 
@@ -205,7 +205,7 @@ def test_conflicting_objects_are_both_invalid(
     assert result.entries == {}
 
 
-def test_what_stands_together() -> None:
+def test_objects_without_conflicts() -> None:
     objects = [
         config_object("g"),
         config_object("a", selecting("a")),
@@ -222,7 +222,7 @@ def test_an_object_that_cannot_be_read_stops_its_kind_too() -> None:
     assert (result.entries, result.invalid) == ({}, ("kat/odd",))
 
 
-def test_nodes_of_an_object_that_goes_move_and_only_then_it_goes() -> None:
+def test_a_deleted_object_loses_its_finalizer_after_its_nodes_have_moved() -> None:
     objects = [config_object("g"), config_object("a", selecting("a"), {"x": 2}, deleted=True)]
     nodes = {"n1": node("a", entry("a", {"x": 2})), "n2": node("b", entry("g"))}
     first = plan_rollout(rollout_inputs(objects, nodes), NOW)
@@ -231,7 +231,7 @@ def test_nodes_of_an_object_that_goes_move_and_only_then_it_goes() -> None:
     assert (assigned_names(moved), moved.finalizers) == ({}, {"kat/a": ()})
 
 
-def test_what_no_object_is_for_any_longer_is_taken_away_even_while_others_are_paused() -> None:
+def test_entries_of_deleted_objects_are_removed_even_while_others_are_paused() -> None:
     nodes = {"n1": node("a", entry("deleted")), "n2": node("b", entry("g"))}
     assert assigned_names(plan_rollout(rollout_inputs([config_object("g", {"paused": True})], nodes), NOW)) == {
         "n1": None
@@ -270,7 +270,7 @@ def test_temporary_objects_expire() -> None:
     assert plan_rollout(rollout_inputs(objects, NODES), NOW + 1800).expired == ("kat/e", "kat/over")
 
 
-def test_status_counts_what_is_and_not_what_is_meant() -> None:
+def test_the_status_counts_updated_nodes_and_not_planned_ones() -> None:
     spec = {"updateStrategy": {"rollingUpdate": {"canary": 2}}}
     nodes = {
         "n1": node(entry=entry("g")),
@@ -317,7 +317,7 @@ def test_cutoffs(canary: int | str | None, nodes: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize("canary", ["", "%", "5", "5 %", "٣%", "--5%", "9" * 40 + "%"])
-def test_cutoffs_that_are_none(canary: str) -> None:
+def test_an_invalid_canary_is_rejected(canary: str) -> None:
     with pytest.raises(InvalidTarget, match="canary"):
         canary_cutoff(canary, 5)
 

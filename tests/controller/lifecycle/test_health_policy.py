@@ -1,4 +1,4 @@
-"""Objects that follow their node, and what becomes of a node whose agent is gone."""
+"""Objects that follow their node, and actions on a node whose agent is not ready."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def pod(name: str, node: str = "n1", *, ready: bool = True, app: str = "agent", 
         ([ControllerPod(metadata=KubeMetadata(labels={"app": "agent"}))], AgentState.NOT_READY),
     ],
 )
-def test_how_an_agent_is(pods: list[ControllerPod], expected: AgentState) -> None:
+def test_the_state_of_an_agent(pods: list[ControllerPod], expected: AgentState) -> None:
     assert agent_states(["n1"], {"agent": parse_selector("app=agent")}, {"n1": pods}) == {("n1", "agent"): expected}
 
 
