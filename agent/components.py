@@ -113,7 +113,7 @@ def open_hardware_reporters(config: AgentConfig, sys: Path) -> tuple[HealthRepor
         return ()
     from agent.sensors.node.rapl import PowerCapSupport  # noqa: PLC0415 - few nodes enable it
 
-    return (PowerCapSupport(sys),)
+    return (PowerCapSupport(sys, capping=config.power.capping),)
 
 
 def node_checks(state_dir: Path) -> tuple[DoctorCheck, ...]:
@@ -140,20 +140,20 @@ def open_forecast_file(
 def open_node_knobs(
     config: AgentConfig, act: ActMode, hierarchy: Hierarchy, state: StateLocation, sys: Path
 ) -> tuple[NodeKnobs | None, tuple[str, ...]]:
-    """Opens the knobs of disks, caches and processes if any is set, or an earlier agent left one changed.
+    """Opens the knobs of disks, caches, processes and power limits if any is set, or an earlier agent left one changed.
 
     Returns a warning instead if they cannot be opened.
     """
     journals = (state[0] / name for name in (NODE_ORIGINALS, OOM_ORIGINALS))
     left = act is ActMode.ON and (any(journal.exists() for journal in journals) or any(sys.glob(RESCTRL_GROUPS)))
-    if act is ActMode.OFF or not (config.knobs.of_the_node or left):
+    if act is ActMode.OFF or not (config.knobs.of_the_node or config.power.enable or left):
         return None, ()
     from agent.qrm.actuator import node_knobs  # noqa: PLC0415 - few nodes set any
 
     try:
         return node_knobs.open_node_knobs(config.knobs, hierarchy, state, sys, dry=act is not ActMode.ON), ()
     except Unavailable as error:
-        return None, (f"Disks, caches and OOM scores are left alone: {error.reason}: {error.remedy}.",)
+        return None, (f"Disks, caches, OOM scores and power are left alone: {error.reason}: {error.remedy}.",)
 
 
 class PodInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +269,7 @@ class ClusterConnection:
         self._follower: CustomNodeConfigFollower | None = None
         self._client: KubeClient | None = None
         self._opened: list[OpenedComponents] = []
+        self._annotations: Callable[[], Mapping[str, str] | None] = lambda: None
         self.peers: KatalystPeers | None = None
         """The Katalyst peers at sockets, after `join`."""
 
@@ -284,7 +285,8 @@ class ClusterConnection:
 
         last_good = None if self._state_dir is None else LastGoodFile(self._state_dir, self._node)
         self._dynamic = DynamicConfig(file, config, check_node, last_good)
-        return self._dynamic.config, self._dynamic.messages
+        ignored = (f"node.annotations are ignored: those of Node {self._node} count; take them out of the settings.",)
+        return self._dynamic.config, (*self._dynamic.messages, *(ignored if config.node.annotations else ()))
 
     async def join(
         self,
@@ -345,6 +347,12 @@ class ClusterConnection:
             )
             opened.add_sink(cnr)
         opened.add_sink(EvictionEventWriter(client, node))
+        if config.power.enable or config.overcommit.enable:
+            from agent.dynamic_config.node_annotations import NodeAnnotations  # noqa: PLC0415 - few nodes enable either
+
+            followed = NodeAnnotations(client, node, config)
+            self._annotations = followed.latest
+            opened.add(followed)
         if config.report.extended_resources:
             extended = ExtendedResources(client, node, reports_reclaimable=reports_reclaimable)
             stack.push_async_callback(extended.withdraw)
@@ -367,6 +375,15 @@ class ClusterConnection:
             tasks.begin(self._follower.name, partial(self._follower.run, apply_config))
         if self.peers is not None:
             self.peers.start(tasks)
+
+    def node_annotations(self) -> Mapping[str, str] | None:
+        """Returns the annotations of the Node that policies read, without API server those of the settings file.
+
+        None while they are unknown. Any thread may call it.
+        """
+        if not self._node:
+            return self._config.node.annotations
+        return self._annotations()
 
     def socket_counters(self) -> Mapping[str, Any]:
         """Returns AgentInfo's counters of gRPC calls and Katalyst peers. Any thread may call it."""

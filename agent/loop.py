@@ -34,6 +34,7 @@ from agent.qrm.decisions.cpu import managed_cgroups
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import PsiTriggerSet
+from api.advice import NodeAdvice
 from api.cpu import Topology
 from api.decision import ActMode, Advice, Cycle, Outcome
 from api.eviction import EvictionEvent, EvictionResult
@@ -74,6 +75,11 @@ class _CycleDraft(msgspec.Struct):
     @property
     def advice(self) -> Advice | None:
         return None if self.result is None else self.result.advice
+
+    @property
+    def node_advice(self) -> NodeAdvice | None:
+        """Advice for the whole node; None if the advisor failed or does not run."""
+        return None if self.result is None else self.result.node or NodeAdvice()
 
     def report(self, *components: ComponentHealth) -> None:
         """Adds the health of components to the snapshot, where every reader looks for it."""
@@ -373,11 +379,11 @@ class Loop:
             draft.report_unavailable("forecast-state", error)
 
     def _set_node_knobs(self, draft: _CycleDraft) -> None:
-        """Applies the settings of disks and caches, whether or not the advisor failed."""
+        """Applies the settings of disks and caches, whether or not the advisor failed, and its power cap."""
         if self._node_knobs is None:
             return
         try:
-            outcomes, failed = self._node_knobs.run_cycle(draft.snapshot, draft.now_ns)
+            outcomes, failed = self._node_knobs.run_cycle(draft.snapshot, draft.now_ns, draft.node_advice)
         except Exception as error:
             log.exception("the knobs of the node failed; they stay as they are")
             draft.report(_bug_health("node-knobs", error))

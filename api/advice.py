@@ -209,9 +209,19 @@ class PowerAction(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0
     """Number of reclaimed pods to evict."""
     target_watts: int = 0
-    """Power cap."""
+    """Power of the node that a cap is to reach."""
     current_watts: int = 0
     """Measured power."""
+    reason: Reason = msgspec.field(name="verdict")
+
+
+class PowerCap(msgspec.Struct, frozen=True, kw_only=True):
+    """A power cap in force. It outlasts the action that set it until the alert is over."""
+
+    target_watts: int
+    """Power of the node that the cap is to reach."""
+    package_watts: int
+    """Limit of each processor package; 0 if no package has an energy counter, so that none can be limited."""
     reason: Reason = msgspec.field(name="verdict")
 
 
@@ -227,6 +237,10 @@ class NodeAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """Power and overcommitment advice in effect; None if disabled."""
 
     power: PowerAction | None = None
+    power_cap: PowerCap | None = None
+    """The cap in force; None without one."""
+    releases_power_cap: bool = True
+    """Whether limits that this agent or an earlier one wrote are restored; False while an alert lasts or is unknown."""
     overcommit: OvercommitAdvice | None = None
 
 

@@ -57,6 +57,8 @@ class Knob(StrEnum):
     """When a disk counts as overloaded: its number and parameters such as `enable=1 rpct=95.00 rlat=10000`."""
     IO_COST_MODEL = "io.cost.model"
     """Cost model of a disk: its number and parameters such as `ctrl=user model=linear rbps=174019176`."""
+    POWER_LIMIT = "constraint_0_power_limit_uw"
+    """Long-term power limit of a processor package in microwatts (RAPL)."""
     SCHEMATA = "schemata"
     """Cache and memory-bandwidth allocation of a resctrl group, `L3:0=f MB:0=100`."""
     OOM_SCORE_ADJ = "oom_score_adj"

@@ -142,6 +142,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     zones, fragmentation, disks, interfaces, filesystems and interrupts."""
     kubelet: KubeletManagers | None = None
     """None if the pods are not listed by a kubelet, or its configuration is unknown."""
+    annotations: Mapping[str, str] | None = None
+    """Annotations of the Node object that power and overcommit advice read; None until the API server has answered."""
     # From probes
     kswapd: Mapping[int, Kswapd] = {}
     """By NUMA node."""

@@ -16,13 +16,13 @@ import msgspec
 from api.eviction import TAINT_PREFIX
 from api.katalyst.kinds import CONFIG_COLUMNS, KATALYST_KINDS, KatalystKind
 from controller.kcc import ownership, targets
-from controller.kinds import CNRS, KCCS, NODE_GROUP, NODES, ControllerCnrSpec, ControllerNode
+from controller.kinds import CNRS, KCCS, NODE_GROUP, NODES, ControllerNode
 from controller.lifecycle.health_policy import is_own_taint
 from controller.reconcile import ignore_missing
 from kube.client import KubeClient, ObjectList, RequestBody
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import is_kind_missing
-from kube.objects import PartialObjectMetadata, ResourceType, key_of
+from kube.objects import PartialObjectMetadata, ResourceType, TaintedObject, key_of
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,9 @@ PatchStep = tuple[RequestBody, str]
 """Merge patch, and the subresource to patch."""
 
 
-class ReportedCnr(PartialObjectMetadata, frozen=True, kw_only=True):
+class ReportedCnr(TaintedObject, frozen=True, kw_only=True):
     """CustomNodeResource with the fields to clean up."""
 
-    spec: ControllerCnrSpec = ControllerCnrSpec()
     status: Mapping[str, Any] = {}
 
 

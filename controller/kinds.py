@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
-from kube.objects import PartialObjectMetadata, ResourceType, UnstructuredObject
+from kube.objects import PartialObjectMetadata, ResourceType, TaintedObject, UnstructuredObject
 
 RECLAIMED_RESOURCES = (RECLAIMED_CPU, RECLAIMED_MEMORY)
 """Extended resources that the agent reports on its Node."""
@@ -53,19 +53,14 @@ class ControllerPod(PartialObjectMetadata, frozen=True, kw_only=True):
         )
 
 
-class ControllerNodeSpec(_KindStruct, frozen=True, kw_only=True):
-    taints: tuple[Mapping[str, Any], ...] = ()
-
-
 class ControllerNodeStatus(_KindStruct, frozen=True, kw_only=True):
     capacity: Mapping[str, Any] = {}
     allocatable: Mapping[str, Any] = {}
 
 
-class ControllerNode(PartialObjectMetadata, frozen=True, kw_only=True):
+class ControllerNode(TaintedObject, frozen=True, kw_only=True):
     """Node, with the fields that schedulers use."""
 
-    spec: ControllerNodeSpec = ControllerNodeSpec()
     status: ControllerNodeStatus = ControllerNodeStatus()
 
     @property
@@ -74,16 +69,6 @@ class ControllerNode(PartialObjectMetadata, frozen=True, kw_only=True):
         return tuple(
             name for name in RECLAIMED_RESOURCES if name in self.status.capacity or name in self.status.allocatable
         )
-
-
-class ControllerCnrSpec(_KindStruct, frozen=True, kw_only=True):
-    taints: tuple[Mapping[str, Any], ...] = ()
-
-
-class ControllerCnr(PartialObjectMetadata, frozen=True, kw_only=True):
-    """CustomNodeResource, with its taints."""
-
-    spec: ControllerCnrSpec = ControllerCnrSpec()
 
 
 class CncStatus(_KindStruct, frozen=True, kw_only=True):
@@ -135,7 +120,7 @@ class Kcc(PartialObjectMetadata, frozen=True, kw_only=True):
 
 NODES = ResourceType("", "v1", "nodes", "Node", ControllerNode)
 PODS = ResourceType("", "v1", "pods", "Pod", ControllerPod, namespaced=True)
-CNRS = ResourceType(NODE_GROUP, "v1alpha1", "customnoderesources", "CustomNodeResource", ControllerCnr)
+CNRS = ResourceType(NODE_GROUP, "v1alpha1", "customnoderesources", "CustomNodeResource", TaintedObject)
 CNCS = ResourceType(CONFIG_GROUP, "v1alpha1", "customnodeconfigs", "CustomNodeConfig", Cnc)
 KCCS = ResourceType(CONFIG_GROUP, "v1alpha1", "katalystcustomconfigs", "KatalystCustomConfig", Kcc, namespaced=True)
 

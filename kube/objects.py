@@ -71,6 +71,18 @@ class PartialObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="c
     metadata: KubeMetadata = KubeMetadata()
 
 
+class TaintsSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Taints as raw mappings, so that unknown fields of other owners' taints survive a rewrite."""
+
+    taints: tuple[Mapping[str, Any], ...] = ()
+
+
+class TaintedObject(PartialObjectMetadata, frozen=True, kw_only=True):
+    """A Node or CustomNodeResource, decoded only as far as writers of taints need it."""
+
+    spec: TaintsSpec = TaintsSpec()
+
+
 class UnstructuredObject(PartialObjectMetadata, frozen=True, kw_only=True):
     """Object of a kind that is determined at run time."""
 

@@ -12,7 +12,16 @@ import msgspec
 
 from agent.advisor.advisor_state import NS_PER_S, AdvisorState, ContainerDemand
 from agent.advisor.pod_usage import pod_cpu_cores, sum_if_all_known, sum_if_any
-from agent.advisor.power_capping import PowerInputs, PowerState, advise_power, mean_watts, parse_power_spec
+from agent.advisor.power_capping import (
+    PowerInputs,
+    PowerSpec,
+    PowerState,
+    advise_power,
+    domain_watts,
+    node_watts,
+    package_watts,
+    parse_power_spec,
+)
 from agent.config.advisor import OvercommitConfig
 from agent.config.config import AgentConfig
 from api.advice import NodeAdvice, OvercommitAdvice, PowerAction
@@ -23,8 +32,9 @@ from api.quantity import format_bytes, format_cores
 from api.rates import Rates
 from api.snapshot import CgroupSample, Snapshot
 
-CPU_RATIO_KEY = "katalyst.kubewharf.io/cpu_overcommit_ratio"
-MEMORY_RATIO_KEY = "katalyst.kubewharf.io/memory_overcommit_ratio"
+ANNOTATION_PREFIX = "katalyst.kubewharf.io/"
+CPU_RATIO_KEY = f"{ANNOTATION_PREFIX}cpu_overcommit_ratio"
+MEMORY_RATIO_KEY = f"{ANNOTATION_PREFIX}memory_overcommit_ratio"
 
 
 class PodLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +176,7 @@ def _resident_bytes(sample: CgroupSample | None) -> float | None:
 
 
 _SETTLING_RULE = "power_settling"
+_UNKNOWN_RULES = _NOT_READ, _INVALID = "power_alert_unknown", "power_alert_invalid"
 
 
 class NodeAdviceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,19 +201,29 @@ def advise_node(
     measured: NodeAdviceInputs, advisor: AdvisorState, config: AgentConfig, state: NodeAdviceState
 ) -> tuple[NodeAdvice, NodeAdviceState]:
     """Return power and overcommit advice. `advisor` is the state after this cycle's CPU advice."""
-    power, power_state = None, state.power
+    power, power_state, releases = None, PowerState(), True
     if config.power.enable:
-        power, power_state = advise_power(_build_power_inputs(measured, config), state.power, config.power)
-        if power.reason.rule == _SETTLING_RULE and state.last_action is not None:
-            power = state.last_action
+        inputs = _build_power_inputs(measured, config)
+        releases = not config.power.capping or (inputs.spec is None and inputs.unknown is None)
+        power, power_state = advise_power(inputs, state.power, config.power)
+        last = state.last_action
+        if power.reason.rule == _SETTLING_RULE and last is not None and last.reason.rule not in _UNKNOWN_RULES:
+            power = last
     overcommit, overcommit_ns = None, None
     if config.overcommit.enable:
         overcommit, overcommit_ns = state.overcommit, state.overcommit_ns
         now_ns = measured.now_ns
         due = overcommit_ns is None or not 0 <= now_ns - overcommit_ns < config.overcommit.period_s * NS_PER_S
-        if due and measured.previous is not None:
+        # Without the Node's own ratios, which bound these, nothing is known.
+        if due and measured.previous is not None and measured.snapshot.node.annotations is not None:
             overcommit, overcommit_ns = _measure_overcommit(measured, advisor, config), now_ns
-    return NodeAdvice(power=power, overcommit=overcommit), NodeAdviceState(
+    advice = NodeAdvice(
+        power=power,
+        power_cap=power_state.cap if config.power.capping else None,
+        releases_power_cap=releases,
+        overcommit=overcommit,
+    )
+    return advice, NodeAdviceState(
         power=power_state, last_action=power, overcommit=overcommit, overcommit_ns=overcommit_ns
     )
 
@@ -212,15 +233,30 @@ def _build_power_inputs(measured: NodeAdviceInputs, config: AgentConfig) -> Powe
     running = [pod for pod in snapshot.pods if any(c.cgroup in snapshot.cgroups for c in pod.containers)]
     busy = None if rates is None else rates.node.busy_cores
     cpus = len(snapshot.topology.cpus)
+    spec, unknown = _read_alert(snapshot, config.power.annotation_prefix)
+    watts = {} if measured.previous is None else domain_watts(measured.previous, snapshot)
     return PowerInputs(
         now_ns=measured.now_ns,
         wall_time_ns=snapshot.wall_time_ns,
-        spec=parse_power_spec(config.node.annotations, config.power.annotation_prefix),
-        watts=None if measured.previous is None else mean_watts(measured.previous, snapshot),
+        spec=spec,
+        unknown=unknown,
+        watts=node_watts(watts),
+        package_watts=package_watts(watts),
         cpu_ratio=busy / cpus if busy is not None and cpus else None,
         pods=len(running),
         evictable=sum(pod.qos is QoSLevel.RECLAIMED for pod in running),
     )
+
+
+def _read_alert(snapshot: Snapshot, prefix: str) -> tuple[PowerSpec | None, Reason | None]:
+    """Return the alert of the Node, and why it is not known. An invalid alert changes nothing, as in Katalyst."""
+    if snapshot.node.annotations is None:
+        text = "The annotations of the Node are not known yet: no action is taken."
+        return None, Reason(rule=_NOT_READ, text=text)
+    try:
+        return parse_power_spec(snapshot.node.annotations, prefix), None
+    except ValueError as error:
+        return None, Reason(rule=_INVALID, text=f"The power alert is invalid: {error}.")
 
 
 def _measure_overcommit(measured: NodeAdviceInputs, advisor: AdvisorState, config: AgentConfig) -> OvercommitAdvice:
@@ -232,6 +268,6 @@ def _measure_overcommit(measured: NodeAdviceInputs, advisor: AdvisorState, confi
         loads,
         float(cpus) if snapshot.topology.cpus else None,
         None if memory is None else float(memory),
-        config.node.annotations,
+        snapshot.node.annotations or {},
         config.overcommit,
     )

@@ -1,12 +1,12 @@
 """Answers a power alert of the Node: Katalyst's power-aware plugin with its strategy `evict first`.
-Watts are whole numbers. s0 lowers frequencies until the budget is met; p0 evicts reclaimed pods, then lowers
-power by at most 10 % if the node is busy; p1 and p2 do nothing. An operation in the annotations (evict,
-freqcap, noop) replaces the action of the level.
+Watts are whole numbers. s0 caps power to the budget; p0 evicts reclaimed pods, then lowers power by at most 10 % if the
+node is busy; p1 and p2 do nothing. An operation in the annotations (evict, freqcap, noop) replaces the action of the
+level. A cap stays in force until the alert is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from agent.advisor.advisor_state import NS_PER_S
 from agent.config.advisor import PowerConfig
-from api.advice import PowerAction, PowerActionKind
+from api.advice import PowerAction, PowerActionKind, PowerCap
 from api.knobs import Reason
 from api.rates import delta
 from api.snapshot import Snapshot
 
 _NS_PER_US = 1000
-_PLATFORM, _DRAM = "psys", "dram"
+_PLATFORM, _DRAM, _PACKAGE = "psys", "dram", "package"
 RESPONSE_S: Mapping[str, int] = {"s0": 120, "p0": 1800, "p1": 3600, "p2": 14400}
 """By level: seconds after the alert within which the budget has to be met."""
 
@@ -57,8 +57,12 @@ class PowerInputs(msgspec.Struct, frozen=True, kw_only=True):
     wall_time_ns: int
     spec: PowerSpec | None
     """None without an alert."""
+    unknown: Reason | None = None
+    """Why it is not known whether there is an alert: then nothing changes."""
     watts: float | None
-    """Mean power of the node (`mean_watts`)."""
+    """Mean power of the node (`node_watts`)."""
+    package_watts: tuple[float, ...] = ()
+    """Mean power of each processor package."""
     cpu_ratio: float | None = None
     """Busy share of the node. If it is not measured, frequencies are lowered within the same bounds, as in Katalyst."""
     pods: int = 0
@@ -71,8 +75,8 @@ class PowerState(msgspec.Struct, frozen=True, kw_only=True):
     """State of the answers to one alert."""
 
     acted_ns: int | None = None
-    capped: bool = False
-    """Whether the cap has to be released when the alert is over."""
+    cap: PowerCap | None = None
+    """The cap in force, released when the alert is over."""
     lowering: bool = False
     """Whether the previous answer was a cap: only then is a decrease since its effect."""
     lowered_percent: int = 0
@@ -80,52 +84,76 @@ class PowerState(msgspec.Struct, frozen=True, kw_only=True):
     last_watts: int | None = None
 
 
+def power_annotation_keys(prefix: str) -> tuple[str, str, str, str]:
+    """Return the keys of an alert's level, budget, time and operation."""
+    start = f"{prefix}/" if prefix else ""
+    return f"{start}power-alert", f"{start}power-budget", f"{start}power-alert-time", f"{start}power-internal-op"
+
+
 def parse_power_spec(annotations: Mapping[str, str], prefix: str) -> PowerSpec | None:
     """Return the alert of a node's annotations; None without one. Raises ValueError that names the annotation."""
-    start = f"{prefix}/" if prefix else ""
-    level = annotations.get(f"{start}power-alert", "").lower()
+    level_key, budget_key, time_key, operation_key = power_annotation_keys(prefix)
+    level = annotations.get(level_key, "").lower()
     if not level:
         return None
-    budget = _parse_watts(annotations, f"{start}power-budget")
-    key = f"{start}power-internal-op"
-    code = annotations.get(key, "0")
+    budget = _parse_watts(annotations, budget_key)
+    code, time = annotations.get(operation_key, "0"), annotations.get(time_key, "")
     try:
         operation = PowerOperation(int(code))
     except ValueError:
-        raise ValueError(f"annotation {key}: {code!r} is not one of 0, 1, 2, 4, 8") from None
-    key = f"{start}power-alert-time"
+        raise ValueError(f"annotation {operation_key}: {code!r:.80} is not one of 0, 1, 2, 4, 8") from None
     when: datetime | None = None
     with suppress(ValueError):
-        when = datetime.fromisoformat(annotations.get(key, ""))
+        when = datetime.fromisoformat(time)
     if when is None or when.tzinfo is None:
-        raise ValueError(f"annotation {key}: {annotations.get(key, '')!r} is not a time such as 2026-01-02T03:04:05Z")
+        raise ValueError(f"annotation {time_key}: {time!r:.80} is not a time such as 2026-01-02T03:04:05Z")
     return PowerSpec(
         level=level, budget_watts=int(budget), operation=operation, alert_time_ns=round(when.timestamp()) * NS_PER_S
     )
 
 
-def mean_watts(before: Snapshot, now: Snapshot) -> float | None:
-    """Return the mean power between two snapshots by RAPL: of the platform if it is metered, else of packages and memory.
+def domain_watts(before: Snapshot, now: Snapshot) -> Mapping[str, float]:
+    """Return the mean power between two snapshots by RAPL domain.
 
-    None without counters, and if one of them is new or has wrapped around.
+    Empty without counters, and if one of them is new or has wrapped around.
     """
     elapsed_ns = now.taken_at_ns - before.taken_at_ns
-    if elapsed_ns <= 0 or not now.node.power_uj:
-        return None
-    spent: dict[str, int] = {}
+    watts: dict[str, float] = {}
     for domain, energy in now.node.power_uj.items():
         change = delta(before.node.power_uj.get(domain), energy)
-        if change is None:
-            return None
-        spent[domain] = change
-    if _PLATFORM in spent:
-        total = spent[_PLATFORM]
-    else:
-        metered = [n for n in spent if n.rpartition("/")[2] == _DRAM or (n.startswith("package") and "/" not in n)]
-        if not metered:
-            return None
-        total = sum(spent[name] for name in metered)
-    return total * _NS_PER_US / elapsed_ns
+        if change is None or elapsed_ns <= 0:
+            return {}
+        watts[domain] = change * _NS_PER_US / elapsed_ns
+    return watts
+
+
+def node_watts(watts: Mapping[str, float]) -> float | None:
+    """Return the power of the platform if it is metered, else of packages and memory; None if none is metered."""
+    if _PLATFORM in watts:
+        return watts[_PLATFORM]
+    memory = [power for domain, power in watts.items() if domain.rpartition("/")[2] == _DRAM]
+    metered = (*package_watts(watts), *memory)
+    return sum(metered) if metered else None
+
+
+def package_watts(watts: Mapping[str, float]) -> tuple[float, ...]:
+    """Return the power of each processor package."""
+    return tuple(power for domain, power in watts.items() if domain.startswith(_PACKAGE) and "/" not in domain)
+
+
+def package_limit(target_watts: int, total_watts: float, packages: Sequence[float]) -> int:
+    """Return the limit of every package, in watts, with which the node draws `target_watts` under its present load.
+
+    Packages that draw less keep their power, and so does the rest of the node. At least 1; 0 without packages.
+    """
+    budget = target_watts - max(total_watts - sum(packages), 0.0)
+    limit = 0.0
+    for number, power in enumerate(sorted(packages)):
+        limit = budget / (len(packages) - number)
+        if power >= limit:
+            break
+        budget -= power
+    return max(int(limit), 1) if packages else 0
 
 
 def evict_percent(budget_watts: int, watts_now: int, left_s: float) -> int:
@@ -138,15 +166,17 @@ def evict_percent(budget_watts: int, watts_now: int, left_s: float) -> int:
 def advise_power(inputs: PowerInputs, state: PowerState, config: PowerConfig) -> tuple[PowerAction, PowerState]:
     """Return the action for this cycle; `noop` between two periods, and if an input is missing."""
     spec, now_ns = inputs.spec, inputs.now_ns
+    if inputs.unknown is not None:
+        return _noop_action(inputs.unknown.rule, inputs.unknown.text), state
     if spec is None:
-        if state.capped:
+        if state.cap is not None:
             text = "The power alert is over: the power cap is released."
             return PowerAction(
                 kind=PowerActionKind.RESET, reason=Reason(rule="power_alert_over", text=text)
             ), PowerState()
         return _noop_action("power_no_alert", "There is no power alert."), PowerState()
     if state.acted_ns is not None and now_ns < state.acted_ns:
-        state = PowerState(capped=state.capped)  # a reboot has ended all caps
+        state = PowerState(cap=state.cap)  # the clock of another boot
     if state.acted_ns is not None and now_ns - state.acted_ns < config.period_s * NS_PER_S:
         return _noop_action("power_settling", f"Less than {config.period_s:g} s since the previous answer."), state
     if spec.operation is PowerOperation.NOOP:
@@ -162,10 +192,13 @@ def advise_power(inputs: PowerInputs, state: PowerState, config: PowerConfig) ->
         text = f"The node draws {now_watts} W, within its budget of {spec.budget_watts} W."
         return _noop_action("power_within_budget", text), replace(state, lowering=False)
     action = _select_action(inputs, spec, now_watts, state, config)
-    cap = action.kind is PowerActionKind.CAP
     if action.kind is not PowerActionKind.NOOP:
         action = replace(action, at_ns=now_ns)
-    return action, replace(state, lowering=cap, capped=state.capped or cap)
+    if action.kind is not PowerActionKind.CAP:
+        return action, replace(state, lowering=False)
+    limit = package_limit(action.target_watts, measured, inputs.package_watts)
+    cap = PowerCap(target_watts=action.target_watts, package_watts=limit, reason=action.reason)
+    return action, replace(state, lowering=True, cap=cap)
 
 
 def _lowered_percent(state: PowerState, now_watts: int) -> int:
@@ -253,7 +286,7 @@ def _parse_watts(annotations: Mapping[str, str], key: str) -> float:
     except ValueError:
         value = float("nan")
     if not isfinite(value) or value < 0:
-        raise ValueError(f"annotation {key}: {text!r} is not a number of watts")
+        raise ValueError(f"annotation {key}: {text!r:.80} is not a number of watts")
     return value
 
 

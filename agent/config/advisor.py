@@ -313,6 +313,8 @@ class PowerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Minimum CPU use of the node for lower frequencies at p0."""
     voluntary_percent: Annotated[int, Meta(ge=0, le=100)] = 10
     """Maximum total frequency reduction below s0, until the alert ends."""
+    capping: bool = True
+    """[DisablePowerCapping, inverted] Write the power limits of the processor packages (RAPL)."""
 
 
 class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

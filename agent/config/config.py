@@ -22,8 +22,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Stands in for the Node object."""
 
     annotations: Mapping[str, str] = {}
-    """Annotations of the Node: `power-alert`, `power-budget`, `power-alert-time`, `power-internal-op` for `power`;
-    `katalyst.kubewharf.io/cpu_overcommit_ratio`, `memory_overcommit_ratio` for `overcommit`."""
+    """Annotations of the Node for an agent without API server; one with `--node` reads those of the Node and ignores these.
+    `power-alert`, `power-budget`, `power-alert-time` and `power-internal-op` for `power`;
+    `katalyst.kubewharf.io/cpu_overcommit_ratio` and `memory_overcommit_ratio` for `overcommit`."""
 
 
 AbsolutePath = Annotated[str, Meta(pattern="^/")]

@@ -36,6 +36,7 @@ class ReporterPluginServer:
         """`directory` is where the Katalyst agent looks for plugin sockets. Without `reports_reclaimable`, as in a dry run, the
         report has no reclaimable resources."""
         self._reports_reclaimable = reports_reclaimable
+        self._annotations: Mapping[str, str] = {}
         self._content = wire.GetReportContentResponse()
         self._changed = asyncio.Event()
         self._registration = PluginRegistration(PluginIdentity(kind="ReporterPlugin", name=PLUGIN_NAME))
@@ -44,10 +45,12 @@ class ReporterPluginServer:
 
     def publish(self, cycle: Cycle) -> None:
         """Take the headroom of this cycle. An unknown headroom keeps the previous report."""
-        status = build_cnr_report(cycle, metrics=False, reports_reclaimable=self._reports_reclaimable).status
+        report = build_cnr_report(cycle, metrics=False, reports_reclaimable=self._reports_reclaimable)
+        status = report.status
         if status is None:
             return
-        content = _encode_content(status.resources, status.topology_zone or ())
+        self._annotations = report.annotations or self._annotations
+        content = _encode_content(status.resources, status.topology_zone or (), self._annotations)
         if content != self._content:
             self._content = content
             # Watchers wait on the old event; the next wait uses the new one.
@@ -82,9 +85,11 @@ class ReporterPluginServer:
             await changed.wait()
 
 
-def _encode_content(resources: ZoneResources | None, zones: Iterable[TopologyZone]) -> wire.GetReportContentResponse:
-    """Encode the reclaimable resources of the node and of its zones. Everything else is known to the Katalyst agent, which
-    concatenates lists of its reporters."""
+def _encode_content(
+    resources: ZoneResources | None, zones: Iterable[TopologyZone], annotations: Mapping[str, str]
+) -> wire.GetReportContentResponse:
+    """Encode the reclaimable resources of the node and of its zones, and the overcommit annotations. Everything else is
+    known to the Katalyst agent, which concatenates lists of its reporters."""
     response = wire.GetReportContentResponse()
     content = response.content.add()
     kind = content.groupVersionKind
@@ -93,6 +98,8 @@ def _encode_content(resources: ZoneResources | None, zones: Iterable[TopologyZon
         content.field.add(fieldType=wire.Status, fieldName="Resources", value=msgspec.json.encode(resources))
     if reclaimed := [zone for zone in map(_reclaimed_zone, zones) if zone.children]:
         content.field.add(fieldType=wire.Status, fieldName="TopologyZone", value=msgspec.json.encode(reclaimed))
+    if annotations:
+        content.field.add(fieldType=wire.Metadata, fieldName="Annotations", value=msgspec.json.encode(annotations))
     return response
 
 

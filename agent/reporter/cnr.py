@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from agent.reporter.cnr_inputs import NO_CNR_INPUTS, CnrInputs, bytes_quantity, cores_quantity, reclaimed_allocatable
+from agent.reporter.overcommit_annotations import overcommit_annotations
 from agent.reporter.topology_zones import add_pod_resources, topology_zones
 from api.decision import ActMode, Cycle
 from api.eviction import TAINT_PREFIX, EvictionResult
@@ -138,12 +139,14 @@ class CnrReport(msgspec.Struct, frozen=True, kw_only=True):
 
     properties: tuple[NodeResourceProperty, ...]
     taints: tuple[QosTaint, ...]
+    annotations: Mapping[str, str]
     status: CustomNodeResourceStatus | None
     """None while the headroom is unknown: then the status of the previous agent stays."""
 
     def spec_body(self) -> dict[str, Any]:
         """Return the body of a server-side apply of the object, without taints, which have several owners."""
-        return {"spec": {"nodeResourceProperties": _to_json_types(self.properties)}}
+        metadata = {"metadata": {"annotations": dict(self.annotations)}} if self.annotations else {}
+        return {**metadata, "spec": {"nodeResourceProperties": _to_json_types(self.properties)}}
 
     def status_body(self) -> dict[str, Any]:
         """Return the body of a server-side apply of the status; empty while it is unknown."""
@@ -155,12 +158,13 @@ def build_cnr_report(
 ) -> CnrReport:
     """Return the report of a cycle; with `metrics` it includes usage.
 
-    Without `reports_reclaimable`, as in a dry run, nothing is reported as reclaimable, because nothing would throttle
-    the reclaimed pods.
+    Without `reports_reclaimable`, as in a dry run, nothing is reported as reclaimable or overcommitted, because nothing
+    would throttle the reclaimed pods.
     """
     return CnrReport(
         properties=(*_properties(cycle), *hardware_properties(inputs.hardware, flags=inputs.cpu_flags)),
         taints=condition_taints(cycle.evictions),
+        annotations=overcommit_annotations(cycle) if reports_reclaimable else {},
         status=_status(cycle, metrics, inputs, reports_reclaimable=reports_reclaimable),
     )
 

@@ -49,10 +49,11 @@ class MergedCnr(msgspec.Struct, frozen=True, kw_only=True):
 def merge_plugin_fields(own: CnrReport, fields: Iterable[ReportedField]) -> MergedCnr:
     """Merge plugin fields into the agent's report. An invalid field is left out and listed in `refused`; other fields of the
     same plugin stay."""
+    body = own.spec_body()
     sections: dict[ObjectSection, dict[str, Any]] = {
-        ObjectSection.SPEC: dict(own.spec_body()["spec"]),
+        ObjectSection.SPEC: dict(body["spec"]),
         ObjectSection.STATUS: dict(own.status_body().get("status", {})),
-        ObjectSection.METADATA: {},
+        ObjectSection.METADATA: dict(body.get("metadata", {})),
     }
     taints, refused = {taint_identity(taint): taint for taint in own.taints}, []
     for field in fields:

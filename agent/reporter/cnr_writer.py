@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
+from agent.advisor.node_advice import CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from agent.reporter.cnr import TaintIdentity, build_cnr_report, taint_identity
 from agent.reporter.cnr_inputs import NO_CNR_INPUTS, CnrInputs
 from agent.reporter.cnr_merge import MergedCnr, merge_plugin_fields
-from agent.reporter.desired_state_writer import DesiredStateWriter, TaintedObject, write_taints
+from agent.reporter.desired_state_writer import DesiredStateWriter, write_taints
 from api.decision import Cycle
 from api.eviction import TAINT_PREFIX
 from api.interfaces import Unavailable
@@ -24,7 +25,7 @@ from api.node_resources import ReportedField
 from common.backoff import Backoff, TokenBucket
 from kube.client import KubeClient
 from kube.errors import ApiError, FieldConflict
-from kube.objects import ResourceType
+from kube.objects import ResourceType, TaintedObject
 
 log = logging.getLogger(__name__)
 FIELD_MANAGER = "dioptase-agent"
@@ -33,7 +34,7 @@ WRITES_PER_S, WRITE_BURST = 0.2, 5.0
 RESYNC_S = 300.0
 """Interval after which everything is written again, in case another client changed it; jitter adds up to a half."""
 METRICS_INTERVAL_S = 60.0
-"""Minimum interval between writes of node metrics, which change in every cycle."""
+"""Minimum interval between writes of node metrics and of overcommit ratios, which change all the time."""
 INVALID_STATUSES = (400, 422)
 _MAX_LISTED_FIELDS = 3
 CNRS = ResourceType(
@@ -81,7 +82,9 @@ class CnrWriter(DesiredStateWriter):
         """Plugin fields with which the API server rejected the object."""
         self._rejection = ""
         """Message of that rejection."""
-        self._metrics_due_s = 0.0
+        self._metrics_due_s = self._ratios_due_s = 0.0
+        self._annotations: Mapping[str, str] = {}
+        """Overcommit annotations of the latest cycle that had any: they stay while there is no advice."""
         self._bucket = TokenBucket(WRITES_PER_S, WRITE_BURST, time.monotonic())
         self.writes = 0
         """Number of accepted writes."""
@@ -110,9 +113,9 @@ class CnrWriter(DesiredStateWriter):
             self._spec = self._status = self._taints = None
             self._resync_due_s = now_s + RESYNC_S * (1 + random.random() / 2)
         desired = self._desired(self._latest)
-        if desired.spec != self._spec and self._bucket.take(now_s):
+        if self._spec_changed(desired.spec, now_s) and self._bucket.take(now_s):
             await self._apply(desired.spec)  # Creates the object if it is missing.
-            self._spec = desired.spec
+            self._spec, self._ratios_due_s = desired.spec, now_s + METRICS_INTERVAL_S
         if self._spec is not None and self._taints != desired.taints and self._bucket.take(now_s):
             await self._write_taints(desired.taints)
             self._taints = desired.taints
@@ -126,12 +129,19 @@ class CnrWriter(DesiredStateWriter):
         self._rejected = desired.refused
         return True
 
+    def _spec_changed(self, desired: Mapping[str, Any], now_s: float) -> bool:
+        if self._spec is None or now_s >= self._ratios_due_s:
+            return desired != self._spec
+        return _without_ratios(desired) != _without_ratios(self._spec)
+
     def _desired(self, latest: Cycle) -> MergedCnr:
         inputs = self._inputs()
         self._fields = inputs.fields
         own = build_cnr_report(
             latest, metrics=self._metrics, inputs=inputs, reports_reclaimable=self._reports_reclaimable
         )
+        self._annotations = own.annotations or self._annotations
+        own = msgspec.structs.replace(own, annotations=self._annotations)
         if self._fields and self._fields == self._invalid_fields:
             text = (
                 f"the API server rejects the fields of plugins; they are left out until they change: {self._rejection}"
@@ -185,6 +195,16 @@ class CnrWriter(DesiredStateWriter):
         if isinstance(error, ApiError) and error.path_not_served:
             return "install the definition of customnoderesources.node.katalyst.kubewharf.io"
         return super()._remedy(error)
+
+
+def _without_ratios(spec: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = spec.get("metadata", {})
+    annotations = {
+        key: text
+        for key, text in metadata.get("annotations", {}).items()
+        if key not in (CPU_RATIO_KEY, MEMORY_RATIO_KEY)
+    }
+    return {**spec, "metadata": {**metadata, "annotations": annotations}}
 
 
 def _without_metrics(status: Mapping[str, Any]) -> dict[str, Any]:

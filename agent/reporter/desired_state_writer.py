@@ -14,15 +14,13 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
-import msgspec
-
 from agent.reporter.cnr import TaintIdentity, merge_taints
 from api.decision import Cycle
 from api.interfaces import Unavailable
 from common.backoff import Backoff
 from kube.client import KubeClient
 from kube.errors import ApiError, ApiUnreachable
-from kube.objects import PartialObjectMetadata, ResourceType
+from kube.objects import ResourceType, TaintedObject
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 5.0
@@ -31,18 +29,6 @@ WITHDRAW_TIMEOUT_S = 3.0
 MAX_CAS_TRIES = 3
 """Attempts of a compare-and-swap that loses against other writers."""
 RETRY_REMEDY = "wait for the next attempt; until then the scheduler uses the values written last"
-
-
-class StoredTaints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Taints of an object as raw mappings, so that unknown fields of other owners' taints survive a rewrite."""
-
-    taints: tuple[Mapping[str, Any], ...] | None = None
-
-
-class TaintedObject(PartialObjectMetadata, frozen=True, kw_only=True):
-    """A Node or CustomNodeResource, decoded only as far as the writers need it."""
-
-    spec: StoredTaints | None = None
 
 
 NODES = ResourceType("", "v1", "nodes", "Node", TaintedObject)
@@ -157,7 +143,7 @@ async def write_taints(
     desired = tuple(desired)
     for tries_left in range(MAX_CAS_TRIES - 1, -1, -1):
         current = await client.get(kind, name)
-        taints = merge_taints((current.spec and current.spec.taints) or (), desired, formerly_written)
+        taints = merge_taints(current.spec.taints, desired, formerly_written)
         if taints is None:
             return False
         body = {"metadata": {"resourceVersion": current.metadata.resource_version}, "spec": {"taints": taints}}

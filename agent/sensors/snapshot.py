@@ -59,13 +59,14 @@ class Sensor:
         probes: Sequence[Probe] = (),
         reporters: Sequence[HealthReporter] = (),
         loop_reporters: Sequence[HealthReporter] = (),
+        annotations: Callable[[], Mapping[str, str] | None] = lambda: None,
         reclaim_root: str = "",
         patience_ns: int = 0,
     ) -> None:
         """`reclaim_root` is the cgroup above reclaimed pods whose priority is set as a whole; empty without one.
         `patience_ns` is how long a listed container may lack its cgroup, because the source of pods notices its end a
         little later. `reporters` are read in the thread of the cycle, `loop_reporters` on the event loop by
-        `read_loop_reporters`."""
+        `read_loop_reporters`. `annotations` returns those of the Node (NodeSample.annotations)."""
         self._cgroups, self._node, self._sys = cgroups, node, sys
         self._pods, self._waits, self._indicators = pods, waits, indicators
         self._probes, self._reclaim_root = probes, reclaim_root.rstrip("/")
@@ -73,7 +74,7 @@ class Sensor:
         self._loop_statuses = tuple[ComponentHealth, ...]()
         self._runq_lock = threading.Lock()
         """Held while a snapshot reads the maps of the run-queue probe, which `read_runq_latency` reads on the event loop."""
-        self._patience_ns = patience_ns
+        self._annotations, self._patience_ns = annotations, patience_ns
         self._missing_since_ns: dict[str, int] = {}
         self._live: dict[int, str] = {}
         self._ids: dict[str, int] = {}
@@ -106,7 +107,7 @@ class Sensor:
             reading = self._read_probes(complete)
         self._read_health(self._reporters)
         self._statuses.extend(self._loop_statuses)
-        node = msgspec.structs.replace(node, **reading.node) if reading.node else node
+        node = msgspec.structs.replace(node, annotations=self._annotations(), **reading.node)
         cgroups = {
             path: _merge_probe_fields(sample, waits.get(sample.id), reading.cgroups.get(sample.id, {}))
             for path, sample in cgroups.items()

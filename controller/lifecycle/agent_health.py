@@ -9,10 +9,11 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from common.backoff import TokenBucket
-from controller.kinds import CNRS, NODES, PODS, ControllerCnr, ControllerNode, ControllerPod
+from controller.kinds import PODS, ControllerNode, ControllerPod
 from controller.label_selectors import parse_selector
 from controller.lifecycle.health_policy import (
     AgentState,
@@ -32,6 +33,7 @@ from controller.settings import HealthConfig
 from kube.client import KubeClient, ListScope
 from kube.errors import ApiError, ApiUnreachable
 from kube.informer import Informer
+from kube.objects import TaintedObject
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class AgentHealth:
         self,
         client: KubeClient,
         nodes: Informer[ControllerNode],
-        cnrs: Informer[ControllerCnr],
+        cnrs: Informer[TaintedObject],
         config: HealthConfig,
         metrics: MetricValues,
     ) -> None:
@@ -61,19 +63,14 @@ class AgentHealth:
             Informer(client, PODS, ListScope(namespace=config.namespace, labels=text), _pod_node, max_s=MAX_WATCH_S)
             for text in selectors
         ]
-        now_s = time.monotonic()
-        taint_burst = max(1.0, config.taint_per_s * EVALUATION_INTERVAL_S)
-        self._taint_bucket = TokenBucket(config.taint_per_s, taint_burst, now_s)
-        self._withdrawal_bucket = TokenBucket(config.taint_per_s, taint_burst, now_s)
-        eviction_burst = max(1.0, config.evict_per_s * EVALUATION_INTERVAL_S)
-        self._eviction_bucket = TokenBucket(config.evict_per_s, eviction_burst, now_s)
         self._result = HealthResult(at_s=time.time())
         self._uids: dict[str, str] = {}
         self._wake = asyncio.Event()
         for informer in self.pods:
             informer.listen(lambda _: self._wake.set())
-        self._untaint_rotation, self._taint_rotation = NodeRotation(), NodeRotation()
-        self._withdrawal_rotation, self._eviction_rotation = NodeRotation(), NodeRotation()
+        self._untaint_rotation, self._taint_rotation = NodeRotation(), _limited_rotation(config.taint_per_s)
+        self._withdrawal_rotation = _limited_rotation(config.taint_per_s)
+        self._eviction_rotation = _limited_rotation(config.evict_per_s)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -100,7 +97,7 @@ class AgentHealth:
         tick_s = time.monotonic()
         for node in self._untaint_rotation.next_nodes(result.untaint, tick_s):
             await self._write_taints("untaint", node)
-        for node in self._taint_rotation.next_nodes(result.taint, tick_s, self._taint_bucket):
+        for node in self._taint_rotation.next_nodes(result.taint, tick_s):
             unhealthy_s = now_s - result.unhealthy_since_s[node]
             log.warning(
                 "Tainted node %s for reclaimed pods: its agent has not been ready for %.0f s", node, unhealthy_s
@@ -110,9 +107,9 @@ class AgentHealth:
         reporting = [
             name for name in result.away if (node_ := self._nodes.store.get(name)) and node_.reclaimed_resources
         ]
-        for node in self._withdrawal_rotation.next_nodes(reporting, tick_s, self._withdrawal_bucket):
+        for node in self._withdrawal_rotation.next_nodes(reporting, tick_s):
             await self._withdraw_resources(node)
-        for node in self._eviction_rotation.next_nodes(result.evict, tick_s, self._eviction_bucket):
+        for node in self._eviction_rotation.next_nodes(result.evict, tick_s):
             await self._evict_reclaimed(node, now_s - result.unhealthy_since_s[node])
 
     def _informers(self) -> list[Informer[Any]]:
@@ -130,16 +127,7 @@ class AgentHealth:
         taints = with_own_taint(cnr, time.time()) if action == "taint" else without_own_taint(cnr)
         # A merge patch replaces the list as a whole, so it must fail if the object has changed.
         body = {"metadata": {"resourceVersion": cnr.metadata.resource_version}, "spec": {"taints": taints}}
-        if self._config.dry_run:
-            self._metrics.count(TAINTS_METRIC, action, "dry-run")
-            return
-        try:
-            self._cnrs.record_write(await self._client.merge_patch(CNRS, node, body))
-        except (ApiError, ApiUnreachable) as error:
-            self._metrics.count(TAINTS_METRIC, action, "refused")
-            log.warning("node %s: cannot %s: %s; retried in a minute", node, action, error)
-        else:
-            self._metrics.count(TAINTS_METRIC, action, "done")
+        await self._patch(action, action, self._cnrs, node, body)
 
     async def _withdraw_resources(self, name: str) -> None:
         """Remove the reclaimed resources that the Node reports.
@@ -150,18 +138,21 @@ class AgentHealth:
         node = self._nodes.store.get(name)
         if node is None or not node.reclaimed_resources:
             return  # deleted during an earlier write
-        if self._config.dry_run:
-            self._metrics.count(TAINTS_METRIC, "take-back", "dry-run")
-            return
         removed = dict.fromkeys(node.reclaimed_resources)
         body = {"status": {"capacity": removed, "allocatable": removed}}
+        await self._patch("take-back", "remove its reclaimed resources", self._nodes, name, body)
+
+    async def _patch(self, action: str, verb: str, informer: Informer[Any], node: str, body: Mapping[str, Any]) -> None:
+        """Patch the object of a node, its status if the body has one, and count the result; a dry run only counts."""
+        result = "dry-run" if self._config.dry_run else "done"
         try:
-            self._nodes.record_write(await self._client.merge_patch(NODES, name, body, "status"))
+            if not self._config.dry_run:
+                subresource = "status" if "status" in body else ""
+                informer.record_write(await self._client.merge_patch(informer.resource, node, body, subresource))
         except (ApiError, ApiUnreachable) as error:
-            self._metrics.count(TAINTS_METRIC, "take-back", "refused")
-            log.warning("node %s: cannot remove its reclaimed resources: %s; retried in a minute", name, error)
-        else:
-            self._metrics.count(TAINTS_METRIC, "take-back", "done")
+            result = "refused"
+            log.warning("node %s: cannot %s: %s; retried in a minute", node, verb, error)
+        self._metrics.count(TAINTS_METRIC, action, result)
 
     async def _evict_reclaimed(self, node: str, unhealthy_s: float) -> None:
         try:
@@ -203,6 +194,10 @@ class AgentHealth:
                 len(result.unhealthy_since_s),
                 len({node for node, _ in states}),
             )
+
+
+def _limited_rotation(per_s: float) -> NodeRotation:
+    return NodeRotation(TokenBucket(per_s, max(1.0, per_s * EVALUATION_INTERVAL_S), time.monotonic()))
 
 
 def _pod_node(pod: ControllerPod) -> str:

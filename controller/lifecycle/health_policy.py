@@ -13,10 +13,10 @@ import msgspec
 
 from api.qos import QoSLevel, explicit_qos_level
 from common.backoff import TokenBucket
-from controller.kinds import ControllerCnr, ControllerPod
+from controller.kinds import ControllerPod
 from controller.label_selectors import LabelSelectorSet
 from controller.settings import HealthConfig
-from kube.objects import format_timestamp
+from kube.objects import TaintedObject, format_timestamp
 
 TAINT_KEY, TAINT_EFFECT, TAINT_QOS = "node.kubernetes.io/unschedulable", "NoSchedule", "reclaimed_cores"
 MAX_EVALUATION_GAP_S = 60.0
@@ -81,7 +81,7 @@ def agent_states(
 def evaluate_agent_health(
     states: AgentStates,
     before: HealthResult,
-    cnrs: Mapping[str, ControllerCnr],
+    cnrs: Mapping[str, TaintedObject],
     config: HealthConfig,
     *,
     now_s: float,
@@ -136,18 +136,18 @@ def disruption_halt(unhealthy: int, nodes: int, threshold: float) -> HaltReason:
     return HaltReason.PARTIAL if is_partial else HaltReason.NONE
 
 
-def find_own_taint(cnr: ControllerCnr) -> Mapping[str, Any] | None:
+def find_own_taint(cnr: TaintedObject) -> Mapping[str, Any] | None:
     """The taint that this controller sets; None if there is none."""
     return next((taint for taint in cnr.spec.taints if is_own_taint(taint)), None)
 
 
-def with_own_taint(cnr: ControllerCnr, now_s: float) -> list[Mapping[str, Any]]:
+def with_own_taint(cnr: TaintedObject, now_s: float) -> list[Mapping[str, Any]]:
     """All taints, with this controller's renewed."""
     own = {"key": TAINT_KEY, "effect": TAINT_EFFECT, "qosLevel": TAINT_QOS, "timeAdded": format_timestamp(now_s)}
     return [*without_own_taint(cnr), own]
 
 
-def without_own_taint(cnr: ControllerCnr) -> list[Mapping[str, Any]]:
+def without_own_taint(cnr: TaintedObject) -> list[Mapping[str, Any]]:
     """All taints but this controller's."""
     return [taint for taint in cnr.spec.taints if not is_own_taint(taint)]
 
@@ -158,7 +158,7 @@ def is_own_taint(taint: Mapping[str, Any]) -> bool:
 
 
 def _unhealthy_since(
-    node: str, before_s: Mapping[str, float], cnr: ControllerCnr | None, config: HealthConfig, now_s: float
+    node: str, before_s: Mapping[str, float], cnr: TaintedObject | None, config: HealthConfig, now_s: float
 ) -> float:
     if node in before_s:
         return before_s[node]
@@ -199,17 +199,19 @@ NODE_RETRY_S = 60.0
 class NodeRotation:
     """Rotation of the nodes of one action, so that nodes that fail do not use up the rate of all others."""
 
-    def __init__(self) -> None:
+    def __init__(self, bucket: TokenBucket | None = None) -> None:
+        """`bucket` limits the rate; None means no limit."""
+        self._bucket = bucket
         self._tried_s: dict[str, float] = {}
 
-    def next_nodes(self, nodes: Sequence[str], now_s: float, bucket: TokenBucket | None = None) -> list[str]:
+    def next_nodes(self, nodes: Sequence[str], now_s: float) -> list[str]:
         """As many nodes as the rate allows, in the order given. Nodes that are no longer listed are forgotten."""
         self._tried_s = {node: at_s for node, at_s in self._tried_s.items() if node in nodes}
         selected = []
         for node in nodes:
             if now_s - self._tried_s.get(node, now_s - NODE_RETRY_S) < NODE_RETRY_S:
                 continue
-            if bucket is not None and not bucket.take(now_s):
+            if self._bucket is not None and not self._bucket.take(now_s):
                 break
             self._tried_s[node] = now_s
             selected.append(node)

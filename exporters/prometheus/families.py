@@ -271,7 +271,7 @@ def _node_advice(node: NodeAdvice) -> Iterator[MetricFamily]:
         yield point_family(
             "dioptase_power_action", (((kind.value,), int(kind is power.kind)) for kind in PowerActionKind)
         )
-        cap = power.target_watts if power.kind is PowerActionKind.CAP else None
+        cap = None if node.power_cap is None else node.power_cap.target_watts
         yield point_family("dioptase_power_cap_watts", [((), cap)])
         yield point_family("dioptase_power_evict_pods", [((), power.count)])
     if (families := node.overcommit) is not None:

@@ -22,6 +22,7 @@ from api.advice import (
     PoolSize,
     PowerAction,
     PowerActionKind,
+    PowerCap,
     Region,
     RegionAdvice,
     RegionKind,
@@ -70,13 +71,14 @@ from tests.builders.four_cpu_node import ABOUT, BATCH, BOOTED_AT_NS, MIB, MS, S,
 RICH_ABOUT = msgspec.structs.replace(
     ABOUT, traced=True, recording=RecordingState(writable=True, size_bytes=5 * MIB, cycles=40, lost_cycles=2)
 )
+_CAP_REASON = Reason(
+    rule="power_cap", text="The node draws 100 W of 80 W at alert s0: power is capped to 80 W.", threshold=80
+)
 RICH_NODE = NodeAdvice(
     power=PowerAction(
-        kind=PowerActionKind.CAP, at_ns=S, target_watts=80, current_watts=100,
-        reason=Reason(
-            rule="power_cap", text="The node draws 100 W of 80 W at alert s0: power is capped to 80 W.", threshold=80
-        ),
+        kind=PowerActionKind.CAP, at_ns=S, target_watts=80, current_watts=100, reason=_CAP_REASON
     ),
+    power_cap=PowerCap(target_watts=80, package_watts=60, reason=_CAP_REASON),
     overcommit=OvercommitAdvice(
         cpu_ratio=1.6, memory_ratio=1.17, reason=Reason(rule="overcommit_realtime", text="CPU: 1.60. Memory: 1.17.")
     ),

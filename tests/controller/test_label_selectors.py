@@ -48,7 +48,7 @@ def test_matching(text: str, labels: dict[str, str], expected: bool) -> None:
      "a/b/c=d", "a=b;c=d", "A/x=b", "a" * 64 + "=b", "a=" + "b" * 64, "a=b," * 2000],
     ids=lambda text: text[:12],
 )  # fmt: skip
-def test_what_is_no_selector(text: str) -> None:
+def test_an_invalid_selector_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"selector|comma|label"):
         parse_selector(text)
 

@@ -1,4 +1,4 @@
-"""The controller as a process: its settings, its options, what it says over HTTP, and how it ends without a cluster."""
+"""The controller as a process: settings, options, HTTP endpoints, and errors without a cluster."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_settings() -> None:
         ([], 1, "kubeconfig: current-context: is not set"),
     ],
 )
-def test_the_command_says_what_is_wrong(
+def test_the_command_reports_invalid_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -89,7 +89,7 @@ def test_the_command_says_what_is_wrong(
     assert message in result.output
 
 
-async def test_what_it_says_over_http() -> None:
+async def test_health_readiness_and_metrics_over_http() -> None:
     tally = MetricValues()
     tally.count("dioptase_lifecycle_evictions_total", "budget")
     tally.count("dioptase_lifecycle_evictions_total", "budget")
@@ -160,7 +160,7 @@ async def test_metrics_need_authorization_and_health_does_not() -> None:
     assert requests == [("", "/metrics", "127.0.0.1"), ("Bearer good", "/metrics", "127.0.0.1")]
 
 
-async def test_work_goes_on_whatever_becomes_of_one_key(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_key_that_fails_is_retried_and_does_not_end_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     tally, over = MetricValues(), asyncio.Event()
     queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time, pace=Backoff(first_s=0.001, max_s=0.001))
     looked: list[str] = []
@@ -194,7 +194,7 @@ def test_rows_are_wellformed() -> None:
         assert msgspec.structs.replace(metric, help=metric.help.strip()) == metric
 
 
-async def test_one_object_that_cannot_be_written_does_not_keep_the_others_from_it() -> None:
+async def test_all_requests_are_sent_before_the_first_error_is_raised() -> None:
     written: list[int] = []
 
     async def write(number: int) -> None:

@@ -1,11 +1,18 @@
-"""API paths, which contain names from untrusted objects."""
+"""API paths, which contain names from untrusted objects, keys and timestamps."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from kube.objects import KubeMetadata, PartialObjectMetadata, ResourceType, key_of
+from kube.objects import (
+    KubeMetadata,
+    PartialObjectMetadata,
+    ResourceType,
+    format_timestamp,
+    key_of,
+    parse_timestamp,
+)
 from kube.watch import ObjectStore, parse_watch_event
 
 PODS = ResourceType("", "v1", "pods", "Pod", PartialObjectMetadata, namespaced=True)
@@ -61,7 +68,7 @@ def test_an_invalid_resource_is_rejected_by_field(resource: ResourceType[Partial
 
 
 class Sparse(msgspec.Struct, frozen=True, rename="camel"):
-    """Metadata as strict types have it."""
+    """Metadata whose absent fields are None."""
 
     name: str | None = None
     namespace: str | None = None
@@ -69,12 +76,12 @@ class Sparse(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """An object of such metadata."""
+    """An object with such metadata."""
 
     metadata: Sparse
 
 
-def test_metadata_may_say_nothing_as_none() -> None:
+def test_metadata_fields_may_be_none() -> None:
     store: ObjectStore[Kind] = ObjectStore()
     assert key_of(Sparse(name="n1")) == "n1"
     assert key_of(Sparse()) == ""
@@ -90,3 +97,16 @@ def test_keys_and_names() -> None:
     assert key_of(KubeMetadata(name="node-1")) == "node-1"
     assert (PODS.gvr, PODS.api_version) == ("pods.v1", "v1")
     assert KCC.gvr == "katalystcustomconfigs.v1alpha1.config.katalyst.kubewharf.io"
+
+
+def test_timestamps() -> None:
+    assert parse_timestamp("2026-01-31T09:30:00Z") == 1769851800
+    assert parse_timestamp("2026-01-31T10:30:00.250000+01:00") == 1769851800.25
+    assert format_timestamp(1769851800.25) == "2026-01-31T09:30:00Z"
+    assert format_timestamp(1769851800.25, micro=True) == "2026-01-31T09:30:00.250000Z"
+
+
+@pytest.mark.parametrize("text", ["", "now", "2026-01-31", "2026-01-31T09:30:00", "2026-13-01T00:00:00Z"])
+def test_an_invalid_timestamp_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="time"):
+        parse_timestamp(text)

@@ -1,4 +1,4 @@
-"""What lists and events change in the copy."""
+"""Changes of the in-memory copy by lists and events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_list_reports_what_was_created_changed_and_deleted_between_watches() -
     ]
 
 
-def test_what_cannot_be_read_any_longer_is_not_gone() -> None:
+def test_an_object_that_can_no_longer_be_decoded_is_retained() -> None:
     store: ObjectStore[PartialObjectMetadata] = ObjectStore()
     store.replace({"a": object_named("a", "1")})
     assert store.replace({}, keep={"a"}) == []
@@ -50,12 +50,12 @@ def test_the_same_version_is_no_change_and_an_unknown_deletion_none() -> None:
         (("u1", "9"), ("u1", "10"), True),
         (("u1", "10"), ("u1", "10"), False),
         (("u1", "11"), ("u1", "10"), False),  # the watch has delivered a later write
-        (None, ("u1", "10"), False),  # it was deleted meanwhile, and would stay for ever
+        (None, ("u1", "10"), False),  # it was deleted meanwhile, and would never be removed
         (("u2", "9"), ("u1", "10"), False),  # and another has its name
         (("u1", "x"), ("u1", "10"), True),
     ],
 )
-def test_an_answer_to_a_write_counts_where_nothing_newer_is_known(
+def test_the_result_of_a_write_counts_unless_a_newer_version_is_known(
     current: tuple[str, str] | None, written: tuple[str, str], expected: bool
 ) -> None:
     objects = [
@@ -67,7 +67,7 @@ def test_an_answer_to_a_write_counts_where_nothing_newer_is_known(
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["", "n1", "n2", None]))))
-def test_the_index_is_what_looking_through_everything_would_find(steps: list[tuple[str, str | None]]) -> None:
+def test_the_index_equals_a_search_of_all_objects(steps: list[tuple[str, str | None]]) -> None:
     store = ObjectStore(on_node)
     for version, (key, node) in enumerate(steps):
         if node is None:

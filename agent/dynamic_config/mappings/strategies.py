@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -67,10 +67,13 @@ def unknown_strategies(enabled: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _map_power(disabled: bool) -> SettingValues:
-    # Power capping needs an annotation prefix, which only the settings file has.
-    if disabled:
-        yield ("power", "enable"), False
+def _map_power(setting: str) -> Callable[[bool], SettingValues]:
+    def switch_off(disabled: bool) -> SettingValues:
+        # The answer to power alerts needs an annotation prefix, which only the settings file has.
+        if disabled:
+            yield ("power", setting), False
+
+    return switch_off
 
 
 STRATEGY_MAPPINGS: tuple[FieldMapping, ...] = (
@@ -86,9 +89,11 @@ STRATEGY_MAPPINGS: tuple[FieldMapping, ...] = (
         _map_strategies,
     ),
 )
-POWER_MAPPINGS: tuple[FieldMapping, ...] = (FieldMapping("disablePowerAdvisor", ("power.enable",), _map_power),)
+POWER_MAPPINGS: tuple[FieldMapping, ...] = (
+    FieldMapping("disablePowerAdvisor", ("power.enable",), _map_power("enable")),
+    FieldMapping("disablePowerCapping", ("power.capping",), _map_power("capping")),
+)
 POWER_UNUSED: tuple[UnusedField, ...] = (
-    UnusedField("disablePowerCapping", "the consumer of the power advice writes the caps; use power.enable"),
     UnusedField("powerReductionRatio", "Katalyst's own agent ignores it too; see power.voluntaryPercent"),
 )
 AUTH_UNUSED_REASON = "the file of --web-config defines accounts and passwords of this agent; the object is not fetched"

@@ -1,4 +1,4 @@
-"""Writes settings of whole disks below /sys and journals their original values in a file of its own.
+"""Writes settings of disks and processor packages below /sys and journals their original values in a file of its own.
 Originals are on disk before the first change. A value that was modified externally since the last write is left
 alone.
 """
@@ -6,7 +6,7 @@ alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,7 +23,8 @@ FILE_NAME = "node-originals.json"
 _MAX_FILE_BYTES = 1 << 20
 _RESET_WORDS = {"io.cost.qos": "enable=0", "io.cost.model": "ctrl=auto"}
 """Words that remove the line of a device, by file name."""
-_ALLOWED_NAMES = (Knob.WBT.value, Knob.IO_COST_QOS.value, Knob.IO_COST_MODEL.value)
+DISK_KNOBS = (Knob.WBT, Knob.IO_COST_QOS, Knob.IO_COST_MODEL)
+_SYSFS_KNOBS = (*DISK_KNOBS, Knob.POWER_LIMIT)
 SettingKey = tuple[str, str]
 """Path and device."""
 
@@ -40,7 +41,7 @@ class SysfsOriginal(Struct, frozen=True, kw_only=True):
 
 
 class DiskSettings:
-    """Writes settings of disks below /sys, with a journal of their originals."""
+    """Writes settings of disks and processor packages below /sys, with a journal of their originals."""
 
     def __init__(self, sys: Path, state_dir: Path, boot_id: str) -> None:
         """Raises Unavailable if the journal cannot be read."""
@@ -70,9 +71,18 @@ class DiskSettings:
             dry=dry,
         )
 
-    def restore(self, keep: Sequence[SysfsSetting] = ()) -> tuple[Outcome, ...]:
-        """Restore the originals of all files but those of `keep`; refused ones stay in the journal."""
-        return self._journal.restore_each({(setting.path, setting.device) for setting in keep}, self._restore)
+    def original(self, path: str) -> str:
+        """Return the journalled original of a file, else its content; empty if it cannot be read."""
+        entry = self._journal.by_key.get((path, ""))
+        try:
+            return self._read(path, "") if entry is None else entry.text
+        except OSError:
+            return ""
+
+    def restore(self, keep: Sequence[SysfsSetting] = (), knobs: Collection[Knob] = _SYSFS_KNOBS) -> tuple[Outcome, ...]:
+        """Restore the originals of these knobs in all files but those of `keep`; refused ones stay in the journal."""
+        others = {key for key in self._journal.by_key if _knob_of(key[0]) not in knobs}
+        return self._journal.restore_each(others | {(setting.path, setting.device) for setting in keep}, self._restore)
 
     def _check(self, setting: SysfsSetting) -> Outcome:
         """Compare the file with the setting; DRY_RUN means that the file has to be written."""
@@ -134,15 +144,21 @@ class DiskSettings:
 
 
 def sysfs_decision(path: str, device: str, line: str, reason: Reason) -> Decision:
-    """Return the decision on a file below /sys; its `cgroup` is the path of the disk."""
-    disk = f"/sys/dev/block/{device}" if device else f"/sys/{path.removesuffix('/queue/wbt_lat_usec')}"
-    knob = Knob(path.rpartition("/")[2])
-    return Decision(cgroup=disk, cgroup_id=0, pod="", knob=knob, value=line, reason=reason)
+    """Return the decision on a file below /sys; its `cgroup` is the path of the disk or of the processor package."""
+    knob = Knob(_knob_of(path))
+    owner = (
+        f"/sys/dev/block/{device}" if device else f"/sys/{path.removesuffix(f'/{knob.value}').removesuffix('/queue')}"
+    )
+    return Decision(cgroup=owner, cgroup_id=0, pod="", knob=knob, value=line, reason=reason)
 
 
 def _is_allowed(path: str) -> bool:
     # A manipulated journal must not make the agent write to other files.
-    return not path.startswith("/") and ".." not in path.split("/") and path.rpartition("/")[2] in _ALLOWED_NAMES
+    return not path.startswith("/") and ".." not in path.split("/") and _knob_of(path) in _SYSFS_KNOBS
+
+
+def _knob_of(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _contains_words(text: str, line: str) -> bool:
@@ -151,5 +167,11 @@ def _contains_words(text: str, line: str) -> bool:
 
 
 def _refused(decision: Decision, path: str, error: OSError) -> Outcome:
-    text = f"{path}: {error.strerror}: see whether this kernel and this disk have it"
+    # Limits that the firmware locks are refused (drivers/powercap/intel_rapl_common.c).
+    hint = (
+        "unlock it in the firmware"
+        if _knob_of(path) == Knob.POWER_LIMIT
+        else "see whether this kernel and this disk have it"
+    )
+    text = f"{path}: {error.strerror}: {hint}"
     return Outcome(decision=decision, status=OutcomeStatus.REFUSED, error=text)

@@ -1,4 +1,4 @@
-"""Applies the node-wide controls of the settings: disks, io.cost, resctrl and OOM scores.
+"""Applies the node-wide controls: disks, io.cost, resctrl, OOM scores and power limits.
 Every few seconds, values that differ from the settings are written again. It must not change what no setting
 names; values of an earlier agent that are no longer configured are restored in the first cycle.
 """
@@ -9,14 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from agent.config.qrm import KnobsConfig
-from agent.qrm.actuator.disk_settings import DiskSettings
+from agent.qrm.actuator.disk_settings import DISK_KNOBS, DiskSettings
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
+from agent.qrm.actuator.power_limits import PowerLimits
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
 from agent.qrm.decisions.memory import decide_oom_scores
 from agent.qrm.knobs.io import SysfsSetting, disk_settings
 from agent.qrm.knobs.resctrl import GROUP_PREFIX, build_resctrl_groups
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.parsers import task_ids
+from api.advice import NodeAdvice, PowerCap
 from api.decision import Decision, Outcome
 from api.interfaces import Unavailable
 from api.measurements import Disk
@@ -24,7 +26,7 @@ from api.rates import cgroups_by_container
 from api.snapshot import ComponentHealth, Snapshot
 from common.files import read_small_file
 
-DISKS, RESCTRL, OOM = "disk-settings", "resctrl-groups", "oom-scores"
+DISKS, RESCTRL, OOM, POWER = "disk-settings", "resctrl-groups", "oom-scores", "power-limits"
 """Names of the components that report what cannot be applied."""
 RECHECK_PERIOD_NS = 5_000_000_000
 _MAX_FILE_BYTES = 1 << 20
@@ -44,19 +46,29 @@ class NodeKnobs:
     ) -> None:
         self._config, self._hierarchy, self._dry = config, hierarchy, dry
         self._files, self._groups, self._scores = writers
+        self._power = PowerLimits(self._files)
+        self._power_cap: PowerCap | None = None
         self._due_ns = 0
         self._health: tuple[ComponentHealth, ...] = ()
 
-    def run_cycle(self, snapshot: Snapshot, now_ns: int) -> tuple[tuple[Outcome, ...], tuple[ComponentHealth, ...]]:
-        """Return the outcomes, empty between checks, and the health of each component with problems."""
-        if now_ns < self._due_ns:
+    def run_cycle(
+        self, snapshot: Snapshot, now_ns: int, advice: NodeAdvice | None = None
+    ) -> tuple[tuple[Outcome, ...], tuple[ComponentHealth, ...]]:
+        """Return the outcomes, empty between checks, and the health of each component with problems.
+
+        Without `advice`, because the advisor failed, power limits stay as they are.
+        """
+        cap = None if advice is None else advice.power_cap
+        if now_ns < self._due_ns and cap == self._power_cap:
             return (), self._health
+        self._power_cap = cap
         self._due_ns = now_ns + RECHECK_PERIOD_NS
         disks, disk_problems = self._set_disks(snapshot)
         caches, cache_problems = self._set_caches(snapshot)
         scores, score_problems = self._set_scores(snapshot)
-        self._health = (*disk_problems, *cache_problems, *score_problems)
-        return (*disks, *caches, *scores), self._health
+        limits, limit_problems = ((), []) if advice is None else self._power.apply(advice, dry=self._dry)
+        self._health = (*disk_problems, *cache_problems, *score_problems, *_failure_status(POWER, limit_problems))
+        return (*disks, *caches, *scores, *limits), self._health
 
     def restore(self) -> tuple[Outcome, ...]:
         """Restore all controls. Raises Unavailable if the journal of originals cannot be written."""
@@ -79,7 +91,7 @@ class NodeKnobs:
         problems = list(self._disk_problems(disks, root, settings))
         if not self._dry:
             try:
-                outcomes += self._files.restore(settings)
+                outcomes += self._files.restore(settings, DISK_KNOBS)
             except Unavailable as error:
                 problems.append((error.reason, error.remedy))
         return outcomes, _failure_status(DISKS, problems)

@@ -1,8 +1,9 @@
 """Reads RAPL energy counters (drivers/powercap, microjoules, wrapping) and reports whether this machine can cap power.
-Writes nothing: the consumer of the power advice applies the cap."""
+Writes nothing: agent.qrm.actuator.power_limits applies the cap."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,8 @@ def _zone_name(files: ProcSysFiles, directory: Path) -> str:
 
 
 _ENERGY_COUNTERS = "class/powercap/intel-rapl:*/energy_uj"
-_CAP_FILES = {
-    "class/powercap/intel-rapl:*/constraint_0_power_limit_uw": "RAPL power limit",
-    "devices/system/cpu/cpufreq/policy*/scaling_max_freq": "frequency limit of cpufreq",
-}
+_POWER_LIMITS = "class/powercap/intel-rapl:*/constraint_0_power_limit_uw"
+_EVICT_ONLY = "or set power-internal-op: 2 in alerts, to evict only"
 
 
 class PowerCapSupport:
@@ -54,19 +53,27 @@ class PowerCapSupport:
     name = "power"
     lost_events = None
 
-    def __init__(self, sys: Path) -> None:
-        caps = [name for pattern, name in _CAP_FILES.items() if any(sys.glob(pattern))]
-        self.form = " and ".join(caps) or "none"
+    def __init__(self, sys: Path, *, capping: bool) -> None:
+        """`capping` says whether power limits are to be written."""
+        limits = list(sys.glob(_POWER_LIMITS))
+        self.form = "RAPL power limit" if limits else "none"
         self._problem: Unavailable | None = None
         if not any(sys.glob(_ENERGY_COUNTERS)):
             self._problem = Unavailable(
                 f"the node's power cannot be measured: there is no /sys/{_ENERGY_COUNTERS}",
                 "load intel_rapl_msr on a machine that has it, or set power.enable: false",
             )
-        elif not caps:
+        elif not capping:
+            return
+        elif not limits:
             self._problem = Unavailable(
-                f"power cannot be capped: there is no {' and no '.join(f'/sys/{each}' for each in _CAP_FILES)}",
-                "load a cpufreq driver, or set power-internal-op: 2 in alerts, to evict only",
+                f"power cannot be capped: there is no /sys/{_POWER_LIMITS}",
+                f"use a machine with RAPL power limits, {_EVICT_ONLY}",
+            )
+        elif not any(os.access(limit, os.W_OK) for limit in limits):
+            self._problem = Unavailable(
+                f"power cannot be capped: /sys/{_POWER_LIMITS} cannot be written",
+                f"run the agent as root with a writable /sys, in a pod as a privileged container, {_EVICT_ONLY}",
             )
 
     def problem(self) -> Unavailable | None:

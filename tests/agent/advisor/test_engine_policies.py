@@ -341,15 +341,16 @@ node:
 """
 
 
-def drawing(current: Snapshot, watts: float) -> Snapshot:
-    """Return the snapshot of a machine whose packages and memory have drawn this power evenly since boot."""
+def drawing(current: Snapshot, watts: float, config: AgentConfig) -> Snapshot:
+    """Return the snapshot of a machine whose packages and memory have drawn this power evenly since boot, with the
+    annotations of the settings."""
     spent = current.taken_at_ns * watts / 1000
     power = {
         "package-0": round(spent * 0.75),
         "package-0/dram": round(spent * 0.25),
         "package-0/core": round(spent * 0.6),
     }
-    return replace(current, node=replace(current.node, power_uj=power))
+    return replace(current, node=replace(current.node, power_uj=power, annotations=config.node.annotations))
 
 
 def powered(config: AgentConfig, cycles: Sequence[tuple[float, float]], pods: Sequence[Pod]) -> list[PolicyResult]:
@@ -358,7 +359,8 @@ def powered(config: AgentConfig, cycles: Sequence[tuple[float, float]], pods: Se
     for at_s, watts in cycles:
         spent, last = spent + watts * (at_s - last) * 1e6, at_s
         current = snapshot(at_s, pods, machine=4, idle=False)
-        shots.append(replace(current, node=replace(current.node, power_uj={"psys": round(spent)})))
+        node = replace(current.node, power_uj={"psys": round(spent)}, annotations=config.node.annotations)
+        shots.append(replace(current, node=node))
     return evaluate_cycles(shots, config)[0]
 
 
@@ -398,7 +400,7 @@ def test_the_eviction_manager_evicts_once_per_power_answer() -> None:
     state, memory = PolicyState(), EvictionState()
     for second in range(1700, 1709):
         here = [each for each in pods if each.key not in requests]
-        current = drawing(snapshot(second, here, machine=4, idle=False), 160)
+        current = drawing(snapshot(second, here, machine=4, idle=False), 160, config)
         policy_result, state = evaluate_policy(current, config, state, current.taken_at_ns)
         assert policy_result.node is not None
         of = EvictionInputs(snapshot=current, now_ns=current.taken_at_ns, power=policy_result.node.power)
@@ -431,14 +433,12 @@ def test_overcommit_ratios_of_a_node(
     cpu: float, memory: int, bounds: dict[str, str], ratios: tuple[float, float]
 ) -> None:
     text = {f"katalyst.kubewharf.io/{name}_overcommit_ratio": value for name, value in bounds.items()}
-    config = msgspec.convert(
-        {"advisor": {"policy": "canonical"}, "overcommit": {"enable": True}, "node": {"annotations": text}}, AgentConfig
-    )
+    config = msgspec.convert({"advisor": {"policy": "canonical"}, "overcommit": {"enable": True}}, AgentConfig)
     web, cycles = shared("web", cpu_request=4.0, memory_request=8 * GIB), []
     for second in range(13):
         current = snapshot(second, [web], machine=16, usage_s={"web": cpu * second})
         held = replace(current.cgroups["/web"], memory_stat={"anon": memory * GIB})
-        node = replace(current.node, memory_total_bytes=32 * GIB)
+        node = replace(current.node, memory_total_bytes=32 * GIB, annotations=text)
         cycles.append(replace(current, node=node, cgroups={**current.cgroups, "/web": held}))
     result = [item.node.overcommit for item in evaluate_cycles(cycles, config)[0] if item.node is not None]
     assert len(result) == 13

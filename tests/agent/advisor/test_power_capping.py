@@ -16,12 +16,18 @@ from agent.advisor.power_capping import (
     PowerSpec,
     PowerState,
     advise_power,
+    check_power_annotations,
+    domain_watts,
     evict_percent,
-    mean_watts,
+    node_watts,
+    package_limit,
+    package_watts,
     parse_power_spec,
+    power_annotation_keys,
 )
 from agent.config.advisor import PowerConfig
-from api.advice import PowerActionKind
+from api.advice import PowerActionKind, PowerCap
+from api.knobs import Reason
 from api.snapshot import NodeSample
 from tests.builders.snapshots import snapshot
 
@@ -97,7 +103,7 @@ def situation(
 def test_answers_to_alerts(case: PowerInputs, used: int, kind: PowerActionKind, number: int) -> None:
     action, state = advise_power(case, PowerState(lowered_percent=used), CONFIG)
     assert (action.kind, action.percent + action.target_watts) == (kind, number)
-    assert state.lowering == state.capped == (kind is PowerActionKind.CAP)
+    assert state.lowering == (state.cap is not None) == (kind is PowerActionKind.CAP)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +170,13 @@ def test_a_cap_is_given_time_to_settle() -> None:
     assert advise_power(situation("s0", now_s=109), state, CONFIG)[0].kind is PowerActionKind.CAP
     # a clock of another boot does not wait, and what was lowered then is forgotten
     action, state = advise_power(situation("p0", now_s=5), replace(state, lowered_percent=10), CONFIG)
-    assert (action.target_watts, state.capped) == (90, True)
+    assert state.cap is not None
+    assert (action.target_watts, state.cap.target_watts) == (90, 90)
 
 
 def test_power_state_survives_json() -> None:
-    state = PowerState(acted_ns=5, capped=True, lowering=True, lowered_percent=3, last_watts=100)
+    cap = PowerCap(target_watts=80, package_watts=30, reason=Reason(rule="power_cap", text="Cap."))
+    state = PowerState(acted_ns=5, cap=cap, lowering=True, lowered_percent=3, last_watts=100)
     assert msgspec.json.decode(msgspec.json.encode(state), type=PowerState) == state
 
 
@@ -212,23 +220,66 @@ def test_an_invalid_alert_names_the_annotation(key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "expected"),
+    ("before", "after", "expected", "packages"),
     [
-        ({"package-0": 0, "package-1": 5}, {"package-0": 80_000_000, "package-1": 40_000_005}, 60.0),
-        ({"package-0": 0, "package-0/dram": 0}, {"package-0": 80_000_000, "package-0/dram": 20_000_000}, 50.0),
-        ({"package-0": 0, "package-0/core": 0}, {"package-0": 80_000_000, "package-0/core": 70_000_000}, 40.0),
-        ({"package-0": 0, "psys": 0}, {"package-0": 80_000_000, "psys": 200_000_000}, 100.0),
-        ({"package-0": 90}, {"package-0": 80}, None),  # wrapped around
-        ({}, {"package-0": 80}, None),
-        ({"core": 0}, {"core": 80}, None),
-        ({}, {}, None),
+        ({"package-0": 0, "package-1": 5}, {"package-0": 80_000_000, "package-1": 40_000_005}, 60.0, (40.0, 20.0)),
+        ({"package-0": 0, "package-0/dram": 0}, {"package-0": 80_000_000, "package-0/dram": 20_000_000}, 50.0, (40.0,)),
+        ({"package-0": 0, "package-0/core": 0}, {"package-0": 80_000_000, "package-0/core": 70_000_000}, 40.0, (40.0,)),
+        ({"package-0": 0, "psys": 0}, {"package-0": 80_000_000, "psys": 200_000_000}, 100.0, (40.0,)),
+        ({"package-0": 90}, {"package-0": 80}, None, ()),  # wrapped around
+        ({}, {"package-0": 80}, None, ()),
+        ({"core": 0}, {"core": 80}, None, ()),
+        ({}, {}, None, ()),
     ],
 )
-def test_watts_by_energy_counters(before: dict[str, int], after: dict[str, int], expected: float | None) -> None:
+def test_watts_by_energy_counters(
+    before: dict[str, int], after: dict[str, int], expected: float | None, packages: tuple[float, ...]
+) -> None:
     first = replace(snapshot(0, []), node=NodeSample(power_uj=before))
     then = replace(snapshot(2, []), node=NodeSample(power_uj=after))
-    assert mean_watts(first, then) == expected
-    assert mean_watts(then, then) is None
+    watts = domain_watts(first, then)
+    assert (node_watts(watts), package_watts(watts)) == (expected, packages)
+    assert domain_watts(then, then) == {}
+
+
+@pytest.mark.parametrize(
+    ("target", "total", "packages", "limit"),
+    [
+        (80, 100.0, (100.0,), 80),
+        (80, 100.0, (60.0,), 40),  # 40 W outside of the package stay
+        (160, 200.0, (50.0, 150.0), 110),  # the package with little load keeps its 50 W
+        (100, 200.0, (50.0, 150.0), 50),
+        (90, 200.0, (50.0, 150.0), 45),
+        (81, 200.0, (75.0, 75.0), 15),  # half of 81 - 50, rounded down
+        (10, 200.0, (50.0, 50.0), 1),  # the rest alone draws more
+        (80, 100.0, (120.0,), 80),  # the platform's meter shows less than the package's
+        (80, 100.0, (), 0),
+    ],
+)
+def test_one_limit_of_all_packages_meets_the_target(
+    target: int, total: float, packages: tuple[float, ...], limit: int
+) -> None:
+    assert package_limit(target, total, packages) == limit
+
+
+def test_the_cap_stays_in_force_within_the_budget_and_while_the_alert_is_unreadable() -> None:
+    action, capped = advise_power(situation("s0", package_watts=(70.0,)), PowerState(), CONFIG)
+    assert capped.cap == PowerCap(target_watts=80, package_watts=50, reason=action.reason)
+    action, state = advise_power(situation("s0", watts=79.0, now_s=110), capped, CONFIG)
+    assert (action.reason.rule, state.cap) == ("power_within_budget", capped.cap)
+    garbage = Reason(rule="power_alert_invalid", text="The power alert is invalid.")
+    action, state = advise_power(situation("s0", spec=None, unknown=garbage, now_s=120), state, CONFIG)
+    assert (action.kind, action.reason, state.cap) == (PowerActionKind.NOOP, garbage, capped.cap)
+    action, state = advise_power(situation("s0", spec=None, now_s=121), state, CONFIG)
+    assert (action.kind, state.cap) == (PowerActionKind.RESET, None)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*power_annotation_keys("")]), st.text() | st.sampled_from(["1", "nan", "9e999"]))
+)
+def test_any_annotations_are_an_alert_none_or_an_error_that_names_the_key(annotations: dict[str, str]) -> None:
+    problem = check_power_annotations(annotations, "")
+    assert not problem or any(key in problem for key in power_annotation_keys(""))
 
 
 @given(

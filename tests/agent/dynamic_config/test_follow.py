@@ -19,7 +19,7 @@ from agent.dynamic_config.follow import CustomNodeConfigFollower, DynamicConfig,
 from agent.dynamic_config.last_good import LastGoodFile
 from common.backoff import Backoff
 from kube.objects import KubeMetadata, UnstructuredObject
-from tests.kube.test_client import asking, status_response
+from tests.builders.api_server import client_of, status_response
 
 ADMIN = "adminqosconfigurations"
 CNC = "/apis/config.katalyst.kubewharf.io/v1alpha1/customnodeconfigs"
@@ -94,7 +94,7 @@ async def following(
     cluster: Cluster, rules: DynamicConfig
 ) -> AsyncIterator[tuple[CustomNodeConfigFollower, list[AgentConfig]]]:
     configs: list[AgentConfig] = []
-    async with asking(cluster.answer) as client:
+    async with client_of(cluster.answer) as client:
         follower = CustomNodeConfigFollower(client, "n1", rules)
         task = asyncio.create_task(follower.run(configs.append))
         try:
@@ -267,7 +267,7 @@ async def test_the_configuration_stays_while_the_api_server_is_unreachable(
     async def refuse(_request: web.Request) -> web.StreamResponse:
         return status_response(503, "no")
 
-    async with asking(refuse) as client:
+    async with client_of(refuse) as client:
         follower = CustomNodeConfigFollower(client, "n1", previous)
         assert await follower.check_once() is False
         assert follower.problem() is None, "it has only just started"

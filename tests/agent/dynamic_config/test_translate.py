@@ -323,6 +323,7 @@ def test_strategies_are_in_the_status() -> None:
     ("resource", "config", "settings", "unused"),
     [
         ("powermanagementconfigurations", {"disablePowerAdvisor": True}, {"power.enable": False}, 0),
+        ("powermanagementconfigurations", {"disablePowerCapping": True}, {"power.capping": False}, 0),
         ("powermanagementconfigurations", {"disablePowerAdvisor": False, "powerReductionRatio": 10}, {}, 1),
         ("authconfigurations", {"basicAuthConfig": {"userPasswordPairs": [{"username": "a", "password": "b"}]}}, {}, 1),
         ("irqtuningconfigurations", {"enableTuner": True}, {}, 1),

@@ -26,8 +26,8 @@ from api.pod import Pod
 from api.qos import QoSLevel
 from common.backoff import Backoff
 from kube.errors import ApiError, parse_api_error
+from tests.builders.api_server import client_of
 from tests.builders.waiting import until_async
-from tests.kube.test_client import asking as client_of
 
 S = 1_000_000_000
 CREATED, SUCCEEDED, FAILED = EvictionEventReason.CREATED, EvictionEventReason.SUCCEEDED, EvictionEventReason.FAILED

@@ -51,7 +51,7 @@ def pods(entries: list[EvictionEntry]) -> list[tuple[int, str, str]]:
     return [(e.seq, e.pod, e.kill.reason.value if e.kill else "victim") for e in entries]
 
 
-def test_victims_and_what_became_of_them_are_entries_that_a_restart_goes_on_from(tmp_path: Path) -> None:
+def test_victims_and_steps_are_entries_whose_numbers_continue_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "evictions.jsonl"
     journal = EvictionJournal(path)
     journal.publish(at(5, victim()))

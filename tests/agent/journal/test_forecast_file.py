@@ -1,4 +1,4 @@
-"""The predictor's history on disk: what a restart, a reboot, a full disk and a damaged file make of it."""
+"""The predictor's history on disk after a restart, a reboot, a full disk and with a damaged file."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_after_a_restart_a_day_of_history_is_there_and_totals_start_again(tmp_pa
 @pytest.mark.parametrize(
     ("away_s", "bucket", "unknown", "trusted"),
     [
-        (90, 0, 0, True),  # the open bucket goes on
+        (90, 0, 0, True),  # the open bucket continues
         (271, -1, 0, True),  # the last sample is 151 s before the boot: the nearest bucket is the one before
-        (4 * 3600, -48, 47, False),  # too old a sample of too many
+        (4 * 3600, -48, 47, False),  # too few recent samples
         (71 * 3600, -852, 851, False),
     ],
 )
@@ -76,7 +76,7 @@ def test_after_a_reboot_history_is_as_old_as_the_wall_clock_says(
 
 
 @pytest.mark.parametrize(("passed_h", "used"), [(73, False), (-2, False), (-0.5, True), (71, True)])
-def test_what_is_too_old_or_from_the_future_is_not_used_and_that_is_said(
+def test_history_that_is_too_old_or_from_the_future_is_discarded_with_a_message(
     tmp_path: Path, passed_h: float, *, used: bool
 ) -> None:
     written(tmp_path)
@@ -101,9 +101,7 @@ def test_what_is_too_old_or_from_the_future_is_not_used_and_that_is_said(
     ],
     ids=["cut short", "another number", "another version", "empty", "a byte more"],
 )
-def test_a_damaged_file_is_set_aside_and_the_history_starts_afresh(
-    tmp_path: Path, connection_lost, message: str
-) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_file_is_renamed_and_history_starts_empty(tmp_path: Path, connection_lost, message: str) -> None:  # type: ignore[no-untyped-def]
     written(tmp_path)
     path = tmp_path / FILE_NAME
     damaged = connection_lost(path.read_bytes())
@@ -117,7 +115,7 @@ def test_a_damaged_file_is_set_aside_and_the_history_starts_afresh(
 
 
 def test_it_is_written_when_a_bucket_is_complete_and_at_the_end(tmp_path: Path) -> None:
-    """Ten minutes of rounds a second apart: at once, and at the two ends of buckets; the unfinished one with the agent."""
+    """In ten minutes of cycles it is written at once and at two ends of buckets; the unfinished bucket when the agent ends."""
     file, path = ForecastFile(tmp_path, "one"), tmp_path / FILE_NAME
     state, writes, inode_before = LEARNED, 0, 0
     for second in range(1, 601):

@@ -52,7 +52,7 @@ def logged(caplog: pytest.LogCaptureFixture, *rounds: Cycle) -> list[str]:
     return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
 
-def test_the_start_says_mode_pods_and_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_lines_are_warnings_mode_and_pods(caplog: pytest.LogCaptureFixture) -> None:
     lines = logged(
         caplog, finished(startup_warnings=("No BPF: do this.",)), finished(startup_warnings=("No BPF: do this.",))
     )

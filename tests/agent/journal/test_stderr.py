@@ -26,7 +26,7 @@ def say(handler: StderrLog, text: str) -> None:
 
 
 def fill(writing: int) -> int:
-    """Until not one more byte fits, and how many did."""
+    """Write until the pipe is full, and return the number of bytes."""
     os.set_blocking(writing, False)
     filled = 0
     try:
@@ -62,7 +62,7 @@ def test_a_blocked_reader_stops_no_thread_and_dropped_lines_are_counted(
     filled = fill(writing)
     handler = StderrLog(writing, max_lines=10)
     say(handler, "00")
-    while not handler._queue.empty():  # the writing thread has it, and stands
+    while not handler._queue.empty():  # the writing thread has taken it, and is blocked
         time.sleep(0.001)
     for number in range(1, 100):
         say(handler, f"{number:02d}")
@@ -76,7 +76,7 @@ def test_a_blocked_reader_stops_no_thread_and_dropped_lines_are_counted(
     handler.close()
 
 
-def test_a_reader_that_is_gone_is_no_error() -> None:
+def test_a_closed_reader_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     handler = StderrLog(writing)

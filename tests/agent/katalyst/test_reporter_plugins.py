@@ -22,6 +22,8 @@ from agent.katalyst.reporter_plugins import (
 )
 from agent.reporter.cnr import build_cnr_report
 from agent.reporter.cnr_merge import merge_plugin_fields
+from api.advice import NodeAdvice, OvercommitAdvice
+from api.knobs import Reason
 from api.pod import RECLAIMED_CPU
 from tests.agent.reporter.test_cnr import ADVERTISED, finished
 from tests.builders.waiting import until_async
@@ -138,11 +140,14 @@ async def test_a_katalyst_agent_reads_the_report(tmp_path: Path) -> None:
         # The Katalyst agent adds everything else itself; changes are pushed at once.
         assert {name for zone in values["TopologyZone"] for name in zone} == {"type", "name", "children"}
         changes.clear()
-        plugin_server.publish(finished(msgspec.structs.replace(ADVERTISED, cores=1.0)))
+        ratios = OvercommitAdvice(cpu_ratio=1.5, memory_ratio=1.0, reason=Reason(rule="r", text="R."))
+        changed = finished(msgspec.structs.replace(ADVERTISED, cores=1.0))
+        plugin_server.publish(msgspec.structs.replace(changed, node=NodeAdvice(overcommit=ratios)))
         async with asyncio.timeout(10):
             await changes.wait()
         values = {field.name: msgspec.json.decode(field.value) for field in reporter.fields()}
         assert values["Resources"]["allocatable"][RECLAIMED_CPU] == "1000"
+        assert values["Annotations"]["katalyst.kubewharf.io/cpu_overcommit_ratio"] == "1.50"
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     finally:

@@ -277,6 +277,8 @@ DESIRED_TAINT = QosTaint(key="node.katalyst.kubewharf.io/A", effect="NoSchedule"
         ([OWN_TAINT, LIFECYCLE], (), [LIFECYCLE]),
         ([{**OWN_TAINT, "effect": "NoExecute"}, LIFECYCLE], (DESIRED_TAINT,), [LIFECYCLE, OWN_TAINT]),
         ([{}], (DESIRED_TAINT,), [{}, OWN_TAINT]),
+        # A value or time set by another client stays.
+        ([{**OWN_TAINT, "value": "x"}], (DESIRED_TAINT,), None),
     ],
 )
 def test_taints_of_other_owners_stay_unchanged(current: list[Any], desired: Any, after: list[Any] | None) -> None:

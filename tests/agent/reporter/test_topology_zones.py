@@ -1,4 +1,4 @@
-"""What the pod-resources service says in the tree of zones, by number."""
+"""Resources of the pod-resources service in the tree of zones, by number."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_kubelet_without_managers_adds_nothing() -> None:
     assert build_cnr_report(finished(), metrics=False, inputs=CnrInputs(pods=(DB,))) == plain
 
 
-def test_what_comes_of_it_fits_the_definition() -> None:
+def test_the_zones_fit_the_definition() -> None:
     encoded = msgspec.json.encode(status())
     assert msgspec.json.decode(encoded, type=CustomNodeResourceStatus) == status()
 
@@ -208,7 +208,7 @@ def test_the_machine_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_what_the_kubelet_has_not_said_yet_is_not_said(number: int) -> None:
+def test_a_policy_that_is_unknown_is_left_out(number: int) -> None:
     result = build_cnr_report(finished(), metrics=False, inputs=CnrInputs(policy=None)).status_body()
     assert "topologyPolicy" not in result["status"]
     assert len(result["status"]["topologyZone"][number]["children"]) == 1

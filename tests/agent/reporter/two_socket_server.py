@@ -19,7 +19,7 @@ MEMORY_KIB = 192 << 20
 
 
 def lay(root: Path) -> None:
-    """/proc and /sys below `root`."""
+    """Write /proc and /sys below `root`."""
     files = {
         "sys/devices/system/cpu/online": f"0-{CPUS - 1}",
         "proc/meminfo": f"MemTotal:       {2 * MEMORY_KIB} kB\nMemFree: {MEMORY_KIB} kB\nMemAvailable: {MEMORY_KIB} kB",
@@ -47,7 +47,7 @@ def lay(root: Path) -> None:
 
 
 def snapshot(root: Path) -> Snapshot:
-    """What the sensor says of it."""
+    """Return the sensor's snapshot of this server."""
     (root / "cgroup").mkdir(exist_ok=True)
     hierarchy = Hierarchy(v1={}, v2=root / "cgroup")
     node, cgroups = NodeReader(root / "proc", root / "sys", live=False), CgroupReader(hierarchy)

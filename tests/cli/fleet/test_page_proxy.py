@@ -19,7 +19,7 @@ from cli.fleet.agent_endpoints import AgentEndpoint
 from cli.fleet.api_server import AgentProxy
 from cli.fleet.page_proxy import SERVED_PATHS, PageProxy, serve_page
 from common.http.token_review import PROXIED_AUTHORIZATION_HEADER, TokenReviewer
-from tests.kube.test_client import asking
+from tests.builders.api_server import client_of
 
 MEMBER = AgentEndpoint(node="n1", namespace="d", pod="agent-1", scheme="https")
 PROXY = "/api/v1/namespaces/d/pods/https:agent-1:9102/proxy"
@@ -94,7 +94,7 @@ class Reviewing:
 
 @asynccontextmanager
 async def open_page(cluster: Cluster | Reviewing, member: AgentEndpoint = MEMBER) -> AsyncIterator[str]:
-    async with asking(cluster) as client:
+    async with client_of(cluster) as client:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(
             serve_page(PageProxy(AgentProxy(client, "reader"), member, cluster.find), ready.set_result)

@@ -59,12 +59,6 @@ def entry(name: str, config: object = None) -> dict[str, Any]:
     }
 
 
-def rollout_inputs(objects: list[UnstructuredObject], nodes: Mapping[str, Cnc], **more: Any) -> RolloutInputs:
-    return RolloutInputs(
-        gvr=GVR, allowed=ALLOWED, objects={f"kat/{each.metadata.name}": each for each in objects}, nodes=nodes, **more
-    )
-
-
 def assigned_names(result: RolloutPlan) -> dict[str, str | None]:
     return {name: None if assigned is None else assigned["configName"] for name, assigned in result.entries.items()}
 
@@ -75,6 +69,14 @@ def condition_of(result: RolloutPlan, name: str) -> tuple[str, str]:
 
 
 NODES = {"n1": node("a"), "n2": node("b"), "n3": node("a", kind="gpu")}
+
+
+def plan(
+    objects: list[UnstructuredObject], nodes: Mapping[str, Cnc] = NODES, *, now_s: float = NOW, **more: Any
+) -> RolloutPlan:
+    """Plan the rollout of these objects."""
+    by_key = {f"kat/{each.metadata.name}": each for each in objects}
+    return plan_rollout(RolloutInputs(gvr=GVR, allowed=ALLOWED, objects=by_key, nodes=nodes, **more), now_s)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ NODES = {"n1": node("a"), "n2": node("b"), "n3": node("a", kind="gpu")}
     ],
 )
 def test_assignment_of_objects_to_nodes(objects: list[UnstructuredObject], expected: dict[str, str]) -> None:
-    assert assigned_names(plan_rollout(rollout_inputs(objects, NODES), NOW)) == expected
+    assert assigned_names(plan(objects)) == expected
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_assignment_of_objects_to_nodes(objects: list[UnstructuredObject], expec
     ],
 )
 def test_an_invalid_object_halts_its_kind(spec: dict[str, object], reason: str, message: str) -> None:
-    result = plan_rollout(rollout_inputs([config_object("bad", spec), config_object("g")], NODES), NOW)
+    result = plan([config_object("bad", spec), config_object("g")])
     actual_reason, actual_message = condition_of(result, "bad")
     assert (actual_reason, result.invalid) == (reason, ("kat/bad",))
     assert message in actual_message
@@ -167,8 +169,8 @@ def test_an_invalid_object_halts_its_kind(spec: dict[str, object], reason: str, 
     assert "currentHash" not in result.statuses["kat/bad"], "an invalid object has no hash"
 
 
-def test_a_configuration_that_is_none_has_no_hash() -> None:
-    result = plan_rollout(rollout_inputs([config_object("bad", config=[1])], NODES), NOW)
+def test_an_invalid_configuration_has_no_hash() -> None:
+    result = plan([config_object("bad", config=[1])])
     assert condition_of(result, "bad") == ("HashFailed", "Expected object | null, got array - at spec.config")
 
 
@@ -176,7 +178,7 @@ def test_a_configuration_that_is_nested_too_deep_stops_its_kind_and_not_the_cont
     deep: object = 1
     for _ in range(200_000):
         deep = {"a": deep}
-    result = plan_rollout(rollout_inputs([config_object("bad", config=deep)], NODES), NOW)
+    result = plan([config_object("bad", config=deep)])
     assert condition_of(result, "bad")[0] == "HashFailed"
 
 
@@ -196,16 +198,14 @@ def test_a_configuration_that_is_nested_too_deep_stops_its_kind_and_not_the_cont
 def test_conflicting_objects_are_both_invalid(
     first_spec: dict[str, object], second_spec: dict[str, object], message: str
 ) -> None:
-    result = plan_rollout(
-        rollout_inputs([config_object("one", first_spec), config_object("two", second_spec)], NODES), NOW
-    )
+    result = plan([config_object("one", first_spec), config_object("two", second_spec)])
     assert result.invalid == ("kat/one", "kat/two")
     assert message in condition_of(result, "one")[1]
     assert condition_of(result, "two")[1].startswith("conflicts with kat/one: ")
     assert result.entries == {}
 
 
-def test_what_stands_together() -> None:
+def test_objects_without_conflicts() -> None:
     objects = [
         config_object("g"),
         config_object("a", selecting("a")),
@@ -214,37 +214,32 @@ def test_what_stands_together() -> None:
         config_object("e", ephemeral("n1")),
         config_object("f", ephemeral("n2")),
     ]
-    assert plan_rollout(rollout_inputs(objects, NODES), NOW).invalid == ()
+    assert plan(objects).invalid == ()
 
 
 def test_an_object_that_cannot_be_read_stops_its_kind_too() -> None:
-    result = plan_rollout(rollout_inputs([config_object("g")], NODES, unreadable={"kat/odd": "Expected `object`"}), NOW)
+    result = plan([config_object("g")], unreadable={"kat/odd": "Expected `object`"})
     assert (result.entries, result.invalid) == ({}, ("kat/odd",))
 
 
-def test_nodes_of_an_object_that_goes_move_and_only_then_it_goes() -> None:
+def test_a_deleted_object_loses_its_finalizer_after_its_nodes_have_moved() -> None:
     objects = [config_object("g"), config_object("a", selecting("a"), {"x": 2}, deleted=True)]
     nodes = {"n1": node("a", entry("a", {"x": 2})), "n2": node("b", entry("g"))}
-    first = plan_rollout(rollout_inputs(objects, nodes), NOW)
+    first = plan(objects, nodes)
     assert (assigned_names(first), first.finalizers) == ({"n1": "g"}, {})
-    moved = plan_rollout(rollout_inputs(objects, {"n1": node("a", entry("g")), "n2": nodes["n2"]}), NOW)
+    moved = plan(objects, {"n1": node("a", entry("g")), "n2": nodes["n2"]})
     assert (assigned_names(moved), moved.finalizers) == ({}, {"kat/a": ()})
 
 
-def test_what_no_object_is_for_any_longer_is_taken_away_even_while_others_are_paused() -> None:
+def test_entries_of_deleted_objects_are_removed_even_while_others_are_paused() -> None:
     nodes = {"n1": node("a", entry("deleted")), "n2": node("b", entry("g"))}
-    assert assigned_names(plan_rollout(rollout_inputs([config_object("g", {"paused": True})], nodes), NOW)) == {
-        "n1": None
-    }
-    assert assigned_names(plan_rollout(rollout_inputs([], nodes), NOW)) == {"n1": None, "n2": None}
+    assert assigned_names(plan([config_object("g", {"paused": True})], nodes)) == {"n1": None}
+    assert assigned_names(plan([], nodes)) == {"n1": None, "n2": None}
 
 
 def test_an_invalid_object_does_not_block_the_deletion_of_others() -> None:
-    result = plan_rollout(
-        rollout_inputs(
-            [config_object("bad", {"priority": "x"}), config_object("a", deleted=True)], {"n1": node(entry=entry("a"))}
-        ),
-        NOW,
+    result = plan(
+        [config_object("bad", {"priority": "x"}), config_object("a", deleted=True)], {"n1": node(entry=entry("a"))}
     )
     assert result.finalizers == {"kat/a": ()}
     assert result.entries == {}
@@ -252,9 +247,9 @@ def test_an_invalid_object_does_not_block_the_deletion_of_others() -> None:
 
 def test_finalizers_of_other_writers_are_kept() -> None:
     before = ("someone/else", LEGACY_FINALIZERS[0])
-    result = plan_rollout(rollout_inputs([config_object("g", finalizers=before)], {}), NOW)
+    result = plan([config_object("g", finalizers=before)], {})
     assert result.finalizers == {"kat/g": ("someone/else", FINALIZER)}
-    deleted = plan_rollout(rollout_inputs([config_object("g", finalizers=(*before, FINALIZER), deleted=True)], {}), NOW)
+    deleted = plan([config_object("g", finalizers=(*before, FINALIZER), deleted=True)], {})
     assert deleted.finalizers == {"kat/g": ("someone/else",)}
 
 
@@ -264,13 +259,13 @@ def test_temporary_objects_expire() -> None:
         config_object("f", ephemeral("n2", lasts="2h")),
         config_object("over", ephemeral("n3", lasts="60m")),
     ]
-    result = plan_rollout(rollout_inputs(objects, NODES), NOW)
+    result = plan(objects)
     assert result.expired == ("kat/over",)
     assert result.wake_at_s == parse_timestamp("2026-01-31T12:30:00Z")
-    assert plan_rollout(rollout_inputs(objects, NODES), NOW + 1800).expired == ("kat/e", "kat/over")
+    assert plan(objects, now_s=NOW + 1800).expired == ("kat/e", "kat/over")
 
 
-def test_status_counts_what_is_and_not_what_is_meant() -> None:
+def test_the_status_counts_updated_nodes_and_not_planned_ones() -> None:
     spec = {"updateStrategy": {"rollingUpdate": {"canary": 2}}}
     nodes = {
         "n1": node(entry=entry("g")),
@@ -278,7 +273,7 @@ def test_status_counts_what_is_and_not_what_is_meant() -> None:
         "n3": node(entry=entry("g", {"x": 0})),
         "n4": node(),
     }
-    result = plan_rollout(rollout_inputs([config_object("g", spec)], nodes), NOW)
+    result = plan([config_object("g", spec)], nodes)
     assert assigned_names(result) == {"n2": "g"}
     condition = {
         "type": "Valid",
@@ -292,9 +287,9 @@ def test_status_counts_what_is_and_not_what_is_meant() -> None:
         "updatedTargetNodes": 1, "updatedNodes": 1, "conditions": [condition],
     }  # fmt: skip
     assert result.statuses == {"kat/g": written}
-    again = plan_rollout(rollout_inputs([config_object("g", spec, status=written)], nodes), NOW + 600)
+    again = plan([config_object("g", spec, status=written)], nodes, now_s=NOW + 600)
     assert again.statuses == {}, "nothing is written twice, and the condition keeps its time"
-    bad = plan_rollout(rollout_inputs([config_object("g", {"priority": "x"}, status=written)], nodes), NOW + 600)
+    bad = plan([config_object("g", {"priority": "x"}, status=written)], nodes, now_s=NOW + 600)
     assert bad.statuses["kat/g"]["conditions"][0]["lastTransitionTime"] == "2026-01-31T12:10:00Z"
     assert "targetNodes" not in bad.statuses["kat/g"], "unknown numbers are not written"
 
@@ -302,7 +297,7 @@ def test_status_counts_what_is_and_not_what_is_meant() -> None:
 def test_the_hash_is_updated_while_the_kind_is_halted() -> None:
     status = {"currentHash": config_hash({"x": 1}, {}), "observedGeneration": 2, "targetNodes": 4}
     edited, bad = config_object("g", config={"x": 2}, status=status), config_object("bad", {"priority": "x"})
-    status_fields = plan_rollout(rollout_inputs([edited, bad], NODES), NOW).statuses["kat/g"]
+    status_fields = plan([edited, bad]).statuses["kat/g"]
     assert (status_fields["currentHash"], status_fields["observedGeneration"]) == (config_hash({"x": 2}, {}), 3)
     assert "targetNodes" not in status_fields
 
@@ -317,7 +312,7 @@ def test_cutoffs(canary: int | str | None, nodes: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize("canary", ["", "%", "5", "5 %", "٣%", "--5%", "9" * 40 + "%"])
-def test_cutoffs_that_are_none(canary: str) -> None:
+def test_an_invalid_canary_is_rejected(canary: str) -> None:
     with pytest.raises(InvalidTarget, match="canary"):
         canary_cutoff(canary, 5)
 
@@ -367,7 +362,7 @@ SPECS = st.one_of(
 def test_a_plan_is_idempotent(specs: list[Any], nodes: dict[str, Any]) -> None:
     objects = [config_object(f"o{i}", spec, {"x": x}, deleted=deleted) for i, (spec, deleted, x) in enumerate(specs)]
     before = {name: node(zone, entry(current) if current else None) for name, (zone, current) in nodes.items()}
-    first = plan_rollout(rollout_inputs(objects, before), NOW)
+    first = plan(objects, before)
     after = {
         name: msgspec.structs.replace(
             cnc,
@@ -381,7 +376,7 @@ def test_a_plan_is_idempotent(specs: list[Any], nodes: dict[str, Any]) -> None:
         else cnc
         for name, cnc in before.items()
     }
-    second = plan_rollout(rollout_inputs(objects, after), NOW)
+    second = plan(objects, after)
     assert second.entries == {}
     if not first.invalid:
         deleted = {f"kat/{each.metadata.name}" for each in objects if each.metadata.deletion_timestamp}

@@ -1,4 +1,4 @@
-"""Objects that follow their node, and what becomes of a node whose agent is gone."""
+"""Objects that follow their node, and actions on a node whose agent is not ready."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from common.backoff import TokenBucket
 from controller.kinds import (
-    ControllerCnr,
-    ControllerCnrSpec,
     ControllerPod,
     ControllerPodSpec,
     ControllerPodStatus,
@@ -34,7 +32,15 @@ from controller.lifecycle.health_policy import (
 )
 from controller.lifecycle.mirroring import LabelMirroring, find_orphans, plan_mirror
 from controller.settings import HealthConfig
-from kube.objects import KubeMetadata, KubeOwnerReference, PartialObjectMetadata, format_timestamp, parse_timestamp
+from kube.objects import (
+    KubeMetadata,
+    KubeOwnerReference,
+    PartialObjectMetadata,
+    TaintedObject,
+    TaintsSpec,
+    format_timestamp,
+    parse_timestamp,
+)
 
 NOW = parse_timestamp("2026-01-31T12:00:00Z")
 MIN = 60.0
@@ -116,20 +122,20 @@ def pod(name: str, node: str = "n1", *, ready: bool = True, app: str = "agent", 
         ([ControllerPod(metadata=KubeMetadata(labels={"app": "agent"}))], AgentState.NOT_READY),
     ],
 )
-def test_how_an_agent_is(pods: list[ControllerPod], expected: AgentState) -> None:
+def test_the_state_of_an_agent(pods: list[ControllerPod], expected: AgentState) -> None:
     assert agent_states(["n1"], {"agent": parse_selector("app=agent")}, {"n1": pods}) == {("n1", "agent"): expected}
 
 
-def tainted(minutes_ago: float | None, *others: dict[str, str]) -> ControllerCnr:
-    own = with_own_taint(ControllerCnr(), NOW - minutes_ago * MIN) if minutes_ago is not None else []
-    return ControllerCnr(spec=ControllerCnrSpec(taints=(*others, *own)))
+def tainted(minutes_ago: float | None, *others: dict[str, str]) -> TaintedObject:
+    own = with_own_taint(TaintedObject(), NOW - minutes_ago * MIN) if minutes_ago is not None else []
+    return TaintedObject(spec=TaintsSpec(taints=(*others, *own)))
 
 
 def evaluate(
     unhealthy: dict[str, AgentState],
     healthy: int = 20,
     *,
-    cnrs: dict[str, ControllerCnr] | None = None,
+    cnrs: dict[str, TaintedObject] | None = None,
     ago: dict[str, float] | None = None,
     fresh: bool = True,
 ) -> HealthResult:
@@ -137,7 +143,7 @@ def evaluate(
     states = {(node, "agent"): state for node, state in unhealthy.items()} | {
         (f"w{i}", "agent"): AgentState.READY for i in range(healthy)
     }
-    all_cnrs = {node: ControllerCnr() for node, _ in states} | (cnrs or {})
+    all_cnrs = {node: TaintedObject() for node, _ in states} | (cnrs or {})
     before = HealthResult(
         at_s=NOW - 5, unhealthy_since_s={node: NOW - minutes * MIN for node, minutes in (ago or {}).items()}
     )
@@ -264,7 +270,7 @@ def test_a_rollout_of_the_agents_causes_no_action(nodes: int) -> None:
             now_s += 5
             states = {(name, "x"): MISSING if name == missing_node else AgentState.READY for name in names}
             result = evaluate_agent_health(
-                states, result, dict.fromkeys(names, ControllerCnr()), CONFIG, now_s=now_s, fresh=True
+                states, result, dict.fromkeys(names, TaintedObject()), CONFIG, now_s=now_s, fresh=True
             )
             assert (result.halt, result.taint, result.away, result.evict) == (HaltReason.NONE, (), (), ())
 
@@ -383,8 +389,8 @@ def test_reclaimed_victims(candidate: ControllerPod, leaves: bool) -> None:
 
 
 def test_a_node_that_was_tried_does_not_use_the_rate_of_others() -> None:
-    rotation, bucket = NodeRotation(), TokenBucket(0.2, 1, 0)
-    selected = {at_s: rotation.next_nodes(["a", "b", "c"], at_s, bucket) for at_s in range(0, 70, 5)}
+    rotation = NodeRotation(TokenBucket(0.2, 1, 0))
+    selected = {at_s: rotation.next_nodes(["a", "b", "c"], at_s) for at_s in range(0, 70, 5)}
     assert {at_s: nodes for at_s, nodes in selected.items() if nodes} == {
         0: ["a"],
         5: ["b"],

@@ -401,7 +401,7 @@ def test_without_a_cap_there_is_no_number_of_watts() -> None:
     assert finished.node is not None
     assert finished.node.power is not None
     power = msgspec.structs.replace(finished.node.power, kind=PowerActionKind.EVICT, count=3, target_watts=0)
-    node = msgspec.structs.replace(finished.node, power=power, overcommit=None)
+    node = msgspec.structs.replace(finished.node, power=power, power_cap=None, overcommit=None)
     readings = MetricsState(version="1.2.3").after(msgspec.structs.replace(finished, node=node), RICH_ABOUT)
     assert points(readings, "dioptase_power_cap_watts") == {}
     assert points(readings, "dioptase_power_evict_pods") == {(): 3}

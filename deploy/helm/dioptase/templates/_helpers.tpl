@@ -52,6 +52,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if $report.extendedResources -}}true{{- end -}}
 {{- end -}}
 
+{{/* Whether agents read the Node's annotations: power alerts and overcommit ratios. */}}
+{{- define "dioptase.nodeAnnotations" -}}
+{{- $settings := include "dioptase.agentSettings" . | fromYaml -}}
+{{- if or ($settings.power | default dict).enable ($settings.overcommit | default dict).enable -}}true{{- end -}}
+{{- end -}}
+
 {{/* Directory of the runtime's NRI socket; only an agent that acts uses it. */}}
 {{- define "dioptase.nri" -}}
 {{- if eq .Values.agent.act "on" -}}{{ .Values.agent.nriDir }}{{- end -}}

@@ -11,22 +11,21 @@ from tests.agent.sensors.kernel_trees import make
 
 METER = "class/powercap/intel-rapl:0/energy_uj"
 LIMIT = "class/powercap/intel-rapl:0/constraint_0_power_limit_uw"
-CPUFREQ = "devices/system/cpu/cpufreq/policy0/scaling_max_freq"
 
 
 @pytest.mark.parametrize(
-    ("files", "form", "lacks"),
+    ("files", "capping", "form", "lacks"),
     [
-        ((), "none", "/sys/class/powercap/intel-rapl:*/energy_uj"),
-        ((LIMIT, CPUFREQ), "RAPL power limit and frequency limit of cpufreq", "cannot be measured"),
-        ((METER,), "none", "no /sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq"),
-        ((METER, LIMIT), "RAPL power limit", ""),
-        ((METER, CPUFREQ), "frequency limit of cpufreq", ""),
+        ((), True, "none", "/sys/class/powercap/intel-rapl:*/energy_uj"),
+        ((LIMIT,), True, "RAPL power limit", "cannot be measured"),
+        ((METER,), True, "none", "no /sys/class/powercap/intel-rapl:*/constraint_0_power_limit_uw"),
+        ((METER,), False, "none", ""),
+        ((METER, LIMIT), True, "RAPL power limit", ""),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, files: tuple[str, ...], form: str, lacks: str) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, files: tuple[str, ...], capping: bool, form: str, lacks: str) -> None:
     make(tmp_path, dict.fromkeys(files, "1\n"))
-    caps = PowerCapSupport(tmp_path)
+    caps = PowerCapSupport(tmp_path, capping=capping)
     assert caps.form == form
     problem = caps.problem()
     assert (problem is None) is (not lacks)
