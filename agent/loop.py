@@ -20,17 +20,15 @@ import msgspec
 from agent.advisor.cpu_estimate import online_containers
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy, restore_policy_state
 from agent.advisor.forecast.node_forecast import ForecastState
-from agent.advisor.latency import can_shrink_quota, latency_limits_ns
+from agent.advisor.latency import can_shrink_quota, is_latency_alarm, latency_limits_ns
 from agent.advisor.preview import PreviewInputs
-from agent.advisor.runq_latency import is_latency_alarm
 from agent.config.config import AgentConfig
 from agent.journal.forecast_file import ForecastFile
 from agent.qrm.actuator.actuator import Actuator
 from agent.qrm.actuator.checkpoint import CpusetCheckpoint
 from agent.qrm.cpuset.allowed_cpus import allowed_cpus_of, restrict_to_allowed
 from agent.qrm.cpuset.state import CpusetState, rebuild_state
-from agent.qrm.decisions.compose import PolicyResult, compose_decisions
-from agent.qrm.decisions.cpu import managed_cgroups
+from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
 from agent.qrm.decisions.knob_requests import with_nested_cpusets
 from agent.sensors.snapshot import Sensor
 from agent.sensors.triggers.psi_triggers import PsiTriggerSet
@@ -40,11 +38,10 @@ from api.decision import ActMode, Advice, Cycle, Outcome
 from api.eviction import EvictionEvent, EvictionResult
 from api.interfaces import CycleSink, Unavailable
 from api.knobs import Knob
-from api.measurements import RunqLatency
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.rates import Rates, cgroups_by_container, rates_since, sum_runq_latencies
-from api.snapshot import ComponentHealth, NodeSample, Snapshot
+from api.snapshot import ComponentHealth, NodeSample, RunqLatency, Snapshot
 
 if TYPE_CHECKING:
     from agent.eviction.runner import EvictionRunner

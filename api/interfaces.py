@@ -11,8 +11,8 @@ import msgspec
 
 from api.decision import Cycle, JournalEntry
 from api.eviction import EvictionEntry
-from api.measurements import RunqLatency
 from api.pod import Pod
+from api.snapshot import RunqLatency
 
 
 class Unavailable(Exception):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.measurements import LoadAverages, ThreadStates
+from api.snapshot import LoadAverages, ThreadStates
 
 FSHIFT = 11
 FIXED_POINT_ONE = 1 << FSHIFT

@@ -71,3 +71,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+def request_weight(container: Container) -> float:
+    """Return the weight by which reclaimed containers share the reclaimable CPU."""
+    return container.reclaimed_cpu_cores or container.cpu_request_cores or 1.0

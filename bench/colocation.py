@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent.sensors.cgroup.hierarchy import detect_hierarchy
 from api.interfaces import RunqLatencySource, Unavailable
-from api.measurements import RunqLatency
+from api.snapshot import RunqLatency
 from bench import colocation_report
 from bench.colocation_cell import AGENT_WARMUP_S, WARMUP_S, CellResult, CellSetup, measure_cell, warmup_s
 from bench.colocation_figures import save_figures

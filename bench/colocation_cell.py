@@ -15,8 +15,8 @@ import msgspec
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import JournalEntry, OutcomeStatus
 from api.histogram import quantile_ns
-from api.measurements import RunqLatency
 from api.rates import runq_latency_delta
+from api.snapshot import RunqLatency
 from bench.colocation_modes import BATCH, ONLINE, ColocationMode, ModeKnobs, Scenario
 from bench.machine import TICKS_PER_S, NodeTimes, children_of, cpu_ns_of, node_times, wait_until_ready
 from cli.agent_process import AgentExited, AgentProcess, free_port

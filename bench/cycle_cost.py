@@ -40,9 +40,8 @@ from agent.sensors.cgroup.hierarchy import Hierarchy, detect_hierarchy
 from api.cpu import format_cpu_list
 from api.decision import ActMode, Decision, OutcomeStatus
 from api.knobs import Knob, Reason
-from api.measurements import RunqLatency
 from api.qos import Enhancements, QoSLevel
-from api.snapshot import Snapshot
+from api.snapshot import RunqLatency, Snapshot
 from bench.cycle_cost_report import SCALING_STAGES, ApplyCost, CycleCostResults, CycleCostRow, LatencySpread, markdown
 from bench.machine import bench_parser, end_cleanly_on_sigterm, this_machine, write_results
 

@@ -216,10 +216,30 @@ def _disks() -> list[Panel]:
     ]
 
 
-def _network() -> list[Panel]:
+def _tcp() -> list[Panel]:
     def events(name: str) -> str:
         return rate_by("dioptase_node_network_events_total", f'{NODE_SELECTOR},event="{name}"', "job, instance")
 
+    return [
+        line_panel(
+            "TCP segments sent again",
+            units.PercentUnit,
+            "Share of all that were sent. Above 1 % connections are slow.",
+            Query(f"{events('Tcp.RetransSegs')} / ({events('Tcp.OutSegs')} > 0)", INSTANCE_LEGEND),
+        ),
+        line_panel(
+            "TCP sockets",
+            units.Short,
+            "By state. Many in close_wait: a program that does not close.",
+            Query(
+                f"sum by (job, instance, state) (dioptase_node_tcp_sockets{{{NODE_SELECTOR}}})",
+                f"{{{{state}}}} {INSTANCE_LEGEND}",
+            ),
+        ),
+    ]
+
+
+def _network() -> list[Panel]:
     return [
         line_panel(
             "Bytes by interface",
@@ -261,19 +281,5 @@ def _network() -> list[Panel]:
                 f"{{{{interface}}}}: {{{{direction}}}} at most {INSTANCE_LEGEND}",
             ),
         ),
-        line_panel(
-            "TCP segments sent again",
-            units.PercentUnit,
-            "Share of all that were sent. Above 1 % connections are slow.",
-            Query(f"{events('Tcp.RetransSegs')} / ({events('Tcp.OutSegs')} > 0)", INSTANCE_LEGEND),
-        ),
-        line_panel(
-            "TCP sockets",
-            units.Short,
-            "By state. Many in close_wait: a program that does not close.",
-            Query(
-                f"sum by (job, instance, state) (dioptase_node_tcp_sockets{{{NODE_SELECTOR}}})",
-                f"{{{{state}}}} {INSTANCE_LEGEND}",
-            ),
-        ),
+        *_tcp(),
     ]

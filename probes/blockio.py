@@ -14,14 +14,13 @@ import numpy as np
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import BlockIo
+from api.snapshot import BlockIo
 from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import RemovedCgroupTracker
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe
 from probes.lost_events import LostEventCounter
 from probes.maps import BpfMap, possible_cpus, sum_over_cpus
-from probes.per_cgroup_probe import decode_durations, open_maps
+from probes.per_cgroup_probe import RemovedCgroupTracker, decode_durations, open_maps
 
 FORMS = ("tp_btf", "raw_tp")
 """Forms in order of preference."""

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from api.interfaces import Unavailable
-from api.measurements import Blame
+from api.snapshot import Blame
 from probes import bpf
-from probes.cgroup_table import RETIRED_TAG, ROOT_CGROUP_ID, CgroupTags, U64Array
 from probes.loader import Loaded
 from probes.lost_events import LostEventCounter
 from probes.maps import BpfMap, dtype_of, is_member, possible_cpus, sum_over_cpus
+from probes.per_cgroup_probe import RETIRED_TAG, ROOT_CGROUP_ID, CgroupTags, U64Array
 
 MAX_PAIR_TABLE_BYTES = 4 << 20
 """Maximum size of a table without histograms over all CPUs: each read scans all of it."""

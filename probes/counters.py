@@ -16,14 +16,13 @@ from pathlib import Path
 
 from api.cpu import parse_cpu_list
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import CpuCounters
+from api.snapshot import CpuCounters
 from probes import bpf, kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import cgroup_slots
 from probes.loader import CHILD_PYTHON, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.lost_events import LostEventCounter
 from probes.maps import BpfMap, Rows, possible_cpu_ids
-from probes.per_cgroup_probe import PerCgroupProbe, table_job
+from probes.per_cgroup_probe import PerCgroupProbe, cgroup_slots, table_job
 from probes.perf_event import HARDWARE, PerfEvent, open_on_cpu, read_count
 from probes.remedies import REMEDIES
 

@@ -13,13 +13,12 @@ from pathlib import Path
 from api.cpu import parse_cpu_list
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import Kswapd, ReclaimLatency
+from api.snapshot import Kswapd, ReclaimLatency
 from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import MAX_CGROUP_SLOTS
 from probes.loader import CHILD_PYTHON, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import BpfMap, sum_over_cpus
-from probes.per_cgroup_probe import NO_DURATIONS, PerCgroupProbe, decode_durations, table_job
+from probes.per_cgroup_probe import MAX_CGROUP_SLOTS, NO_DURATIONS, PerCgroupProbe, decode_durations, table_job
 
 FORMS = ("tp_btf", "raw_tp")
 """Forms in order of preference, which is the order of their cost."""

@@ -14,10 +14,9 @@ from api.cpu import parse_cpu_list
 from api.interfaces import ProbeReading, Unavailable
 from probes import bpf, kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import MAX_CGROUP_SLOTS, LostEvents
 from probes.loader import CHILD_PYTHON, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import BpfMap
-from probes.per_cgroup_probe import PerCgroupProbe, table_job
+from probes.per_cgroup_probe import MAX_CGROUP_SLOTS, LostEvents, PerCgroupProbe, table_job
 
 FORMS = ("tp_btf", "raw_tp")
 """Forms in order of preference, which is the order of their cost."""

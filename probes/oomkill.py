@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import OomVictim
+from api.snapshot import OomVictim
 from probes import bpf, kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import RemovedCgroupTracker
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.lost_events import LostEventCounter
 from probes.maps import BpfMap
-from probes.per_cgroup_probe import open_maps
+from probes.per_cgroup_probe import RemovedCgroupTracker, open_maps
 
 FORMS = ("tp_btf", "raw_tp", "fentry", "kprobe")
 """Forms in order of preference."""

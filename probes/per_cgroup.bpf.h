@@ -10,7 +10,7 @@
 
 #include "kernel.bpf.h"
 
-/* Events that were not counted, by reason; LostEvents in probes/cgroup_table.py has the same order. */
+/* Events that were not counted, by reason; LostEvents in probes/per_cgroup_probe.py has the same order. */
 enum { LOST_FULL, LOST_BACKWARDS, LOST_ASLEEP, LOST_TASK_SLOT, LOST_REASONS };
 BPF_PERCPU_ARRAY(lost, u64, LOST_REASONS);
 

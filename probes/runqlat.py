@@ -16,14 +16,20 @@ import msgspec
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import Unavailable
-from api.measurements import Blame, RunqLatency
+from api.snapshot import Blame, RunqLatency
 from probes import kernel_fields
 from probes.btf import VMLINUX
 from probes.cgroup_pairs import BLAME_PARTS, NO_PAIR_ENTRIES, PairEntries, RunqAggressors, pair_bits
-from probes.cgroup_table import CgroupTags, cgroup_slots
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import BpfMap, cpu_id_limit, possible_cpu_ids
-from probes.per_cgroup_probe import CgroupCounters, PerCgroupProbe, decode_durations, table_job
+from probes.per_cgroup_probe import (
+    CgroupCounters,
+    CgroupTags,
+    PerCgroupProbe,
+    cgroup_slots,
+    decode_durations,
+    table_job,
+)
 
 NO_LATENCY = RunqLatency(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT)
 NO_BLAME = Blame(by_cgroup={}, throttled_ns=0, higher_class_ns=0, other_ns=0)

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from api.interfaces import ProbeReading
-from api.measurements import SocketTraffic
+from api.snapshot import SocketTraffic
 from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import cgroup_slots
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import possible_cpus
-from probes.per_cgroup_probe import PerCgroupProbe, table_job
+from probes.per_cgroup_probe import PerCgroupProbe, cgroup_slots, table_job
 
 FORMS = ("tp_btf", "raw_tp", "fentry")
 """Forms in order of preference. The last one is for kernels before 6.3, which have no tracepoint with the bytes of a call."""

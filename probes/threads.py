@@ -18,7 +18,7 @@ import numpy as np
 
 from api.interfaces import ProbeReading, Unavailable
 from api.load_average import SAMPLE_INTERVAL_NS, FixedPointLoad, advance_averages
-from api.measurements import LoadAverages, ThreadStates
+from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf, kernel_fields
 from probes.btf import VMLINUX
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading
-from api.measurements import Durations
+from api.snapshot import Durations
 from probes import kernel_fields
 from probes.btf import VMLINUX
-from probes.cgroup_table import cgroup_slots
 from probes.loader import CHILD_PYTHON, Form, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import possible_cpus
-from probes.per_cgroup_probe import NO_DURATIONS, PerCgroupProbe, decode_durations, table_job
+from probes.per_cgroup_probe import NO_DURATIONS, PerCgroupProbe, cgroup_slots, decode_durations, table_job
 
 FORMS = ("tp_btf", "raw_tp", "fentry", "kprobe")
 """Forms in order of preference: the first two also measure throttles by quotas of ancestors."""

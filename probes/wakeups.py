@@ -12,14 +12,13 @@ from pathlib import Path
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import Wakeups
+from api.snapshot import Wakeups
 from probes import kernel_fields
 from probes.btf import VMLINUX
 from probes.cgroup_pairs import PAIR_BYTES, CgroupPairs, pair_bits
-from probes.cgroup_table import cgroup_slots
 from probes.loader import CHILD_PYTHON, Job, Loaded, Program, load_probe, tracepoint_forms
 from probes.maps import cpu_id_limit
-from probes.per_cgroup_probe import NO_DURATIONS, PerCgroupProbe, decode_durations, table_job
+from probes.per_cgroup_probe import NO_DURATIONS, PerCgroupProbe, cgroup_slots, decode_durations, table_job
 
 FORMS = ("tp_btf", "raw_tp")
 """Forms in order of preference."""

@@ -36,7 +36,7 @@ HELPERS_OF_OLD = {
 """Those that raw tracepoints had when there were any (Linux 4.17)."""
 TRACEPOINTS_TYPED = "btf_trace_sched_switch"
 FUNCTIONS_TYPED = "BPF_TRACE_FENTRY"
-NEEDED_BESIDE = {"wakeups": ("per-CPU runqueues",)}
+NEEDED_AS_WELL = {"wakeups": ("per-CPU runqueues",)}
 """Without what its source, on x86, does not compile, although it is optional for the loader."""
 
 
@@ -105,7 +105,7 @@ def test_helpers_are_old_or_listed() -> None:
 def runs_on(name: str, form: Form, running: Version) -> bool:
     """Whether mainline of that version has all that the form needs; what the page does not list is older than all forms."""
     when = came()
-    needs = [helpers(name, form), NEEDED_BESIDE.get(name, ())]
+    needs = [helpers(name, form), NEEDED_AS_WELL.get(name, ())]
     needs += [(event(program), *kind(program, typed=form.typed)) for program in form.programs]
     either = [spelled(places) for places in form.fields.values()]
     has = {thing: running in kernels for thing, kernels in when.items()}

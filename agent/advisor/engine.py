@@ -5,7 +5,7 @@ external advisor replaces the computed advice, while the state of the computed a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from agent.advisor.headroom.headroom_policies import (
 from agent.advisor.headroom.headroom_reporter import ReporterState, node_capacity, report_headroom
 from agent.advisor.headroom.reclaim_exclusion import max_reclaimable_cores, reclaimable_nodes
 from agent.advisor.interference import measure_interference, update_weights
-from agent.advisor.latency import PODS_UNKNOWN, LatencyInputs, LatencyResult
+from agent.advisor.latency import PODS_UNKNOWN, LatencyInputs, LatencyResult, find_breaches, find_starved
 from agent.advisor.memory.memory_advisor import advise_memory, build_memory_inputs, writable_cgroups
 from agent.advisor.memory.memory_inputs import MemoryAdvisorState, MemoryInputs
 from agent.advisor.pod_usage import reclaimed_cgroups, reclaimed_use_cores
@@ -34,7 +34,6 @@ from agent.advisor.provision.pool_sizes import RECLAIM_POOL, apportion_cores, po
 from agent.advisor.provision.provisioner import build_provision_inputs, provision_cpus
 from agent.advisor.provision.region_indicators import update_request_windows
 from agent.advisor.provision.regions import cpus_per_numa_node
-from agent.advisor.runq_latency import find_breaches, find_starved
 from agent.config.advisor import AdvisorConfig, InferenceConfig
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.allocate import allocate_cpusets
@@ -54,14 +53,13 @@ from agent.qrm.cpuset.state import (
     with_numa_bindings,
     with_pending_containers,
 )
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.cpu import PolicyResult
 from agent.qrm.decisions.knob_requests import KnobRequestState, build_knob_requests
 from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, MemoryAdvice, NodeAdvice, PoolSize
 from api.cpu import Topology
 from api.decision import Advice
 from api.knobs import Reason
-from api.rates import Rates, rates_since, with_busy_limit
-from api.runq_latency import NS_PER_MS, online_runq_latency
+from api.rates import NS_PER_MS, Rates, online_runq_latency, rates_since, with_busy_limit
 from api.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -332,34 +330,27 @@ def evaluate_policy(
     node_snapshot = replace(snapshot, pods=with_numa_bindings(snapshot.pods, state.cpus))
     # CPUs that no pod may use are neither needed nor reclaimable. Memory and power concern the whole node.
     allowed = allowed_cpus_of(node_snapshot, state.allowed_cpus)
-    snapshot = without_kubelet_exclusive(restrict_to_allowed(node_snapshot, allowed))
+    restricted = restrict_to_allowed(node_snapshot, allowed)
+    snapshot = without_kubelet_exclusive(restricted)
     forecasts = update_forecasts(state.advisor.previous, snapshot, state.forecasts, config.forecast, now_ns)
     allowed_rates = with_busy_limit(rates, len(snapshot.topology.cpus))
     advice, advisor = _advise_allocated_pods(snapshot, allowed_rates, config, state, forecasts, now_ns)
     advice = advice and (external_advice.cpu or advice)
     advice, advisor, placement, cpus = _assign_cpus(advice, advisor, snapshot, state.cpus, config, now_ns)
-    if advice is not None:
-        noted = with_allowed_cpus_note(advice.reason, allowed, len(node_snapshot.topology.cpus))
-        advice = replace(advice, reason=noted)
     memory_inputs = build_memory_inputs(node_snapshot, advisor, config, now_ns)
     memory, memory_state = _advise_memory(memory_inputs, state.memory, forecasts, config, external_advice.memory)
     advice, reporter = _report(advice, memory, snapshot, state.reporter, config, now_ns)
     if advice is not None and advice.reported_headroom is not None:
         advisor = replace(advisor, reported_by_numa=advice.reported_headroom.cores_by_numa)
-    # Only with the advisor's policy `none`, which assigns no CPUs, may cpusets be suppressed.
-    excluded = unshareable_cpus(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
-    restricted = restrict_to_allowed(node_snapshot, allowed)
+    restricted_rates = with_busy_limit(rates, len(restricted.topology.cpus))
     knob_requests, knob_state = build_knob_requests(
-        restricted,
-        with_busy_limit(rates, len(restricted.topology.cpus)),
-        config.knobs,
-        state.knob_requests,
-        excluded,
+        restricted, restricted_rates, config.knobs, state.knob_requests, _excluded_cpus(snapshot, config)
     )
     if advice is not None:
         # A pod shows one reason: the missing CPUs take precedence over the missing bandwidth.
         rejected = {**knob_requests.bandwidth.rejected, **advice.rejected}
-        advice = replace(advice, cards=knob_requests.bandwidth.cards, rejected=rejected)
+        noted = with_allowed_cpus_note(advice.reason, allowed, len(node_snapshot.topology.cpus))
+        advice = replace(advice, cards=knob_requests.bandwidth.cards, rejected=rejected, reason=noted)
     node, node_state = _advise_node(node_snapshot, rates, advisor, config, state, now_ns)
     result = PolicyResult(
         advice=advice,
@@ -382,6 +373,12 @@ def evaluate_policy(
         forecasts=forecasts,
         allowed_cpus=allowed,
     )
+
+
+def _excluded_cpus(snapshot: Snapshot, config: AgentConfig) -> Collection[int]:
+    """Return the CPUs that suppression of reclaimed pods must not use."""
+    # Only with the advisor's policy `none`, which assigns no CPUs, may cpusets be suppressed.
+    return unshareable_cpus(snapshot, config.placing) if config.knobs.suppress.policy == "cpuset" else ()
 
 
 def _advise_allocated_pods(

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from agent.advisor.cpu_estimate import online_containers
-from api.measurements import Blame
 from api.rates import cgroups_by_container
-from api.snapshot import Snapshot
+from api.snapshot import Blame, Snapshot
 
 MIN_WEIGHT_RATIO = 0.1
 """Minimum weight of an aggressor, relative to a reclaimed container with the same request that caused no latency."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.advisor.engine import ExternalAdvice, PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.state import CpusetState
-from agent.qrm.decisions.compose import compose_decisions
+from agent.qrm.decisions.cpu import compose_decisions
 from api.decision import Decision
 from api.knobs import Knob
 from api.pod import Pod

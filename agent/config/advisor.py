@@ -330,7 +330,7 @@ class LatencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Time below half the target before reclaimable CPU grows."""
     grow_ratio_per_s: Ratio = 0.1
     """Growth of reclaimable CPU, share of the node per second."""
-    min_lent_ratio: Annotated[float, Meta(gt=0, lt=1)] = 0.05
+    min_reclaimable_ratio: Annotated[float, Meta(gt=0, lt=1)] = field(default=0.05, name="minLentRatio")
     """Share of the node that batch work retains in a breach, so that it can be measured."""
     gross_breach_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     """Latency of this many targets cuts reclaimable CPU to the minimum; less halves it."""

@@ -31,9 +31,8 @@ from agent.qrm.cpuset.state import with_numa_bindings
 from api.cpu import Topology
 from api.decision import Advice
 from api.eviction import EvictionBlock, EvictionEvent, EvictionResult, EvictionVictim
-from api.measurements import Interface
 from api.pod import Pod
-from api.snapshot import ComponentHealth, Snapshot
+from api.snapshot import ComponentHealth, Interface, Snapshot
 
 
 class PodEvictor(Protocol):

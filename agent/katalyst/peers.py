@@ -30,7 +30,7 @@ from agent.katalyst.plugin_registration import PluginEndpoint, PluginIdentity, P
 from agent.katalyst.pod_resources import KUBELET_POD_RESOURCES, PodResourcesServer
 from agent.katalyst.resource_plugin import OPTIONS, ResourcePluginServer
 from agent.qrm.cpuset.state import CpusetState
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.cpu import PolicyResult
 from api.advice import MemoryAdvice
 from api.decision import Advice
 from api.interfaces import CycleSink, HealthReporter, Unavailable

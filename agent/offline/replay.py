@@ -16,8 +16,7 @@ from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.advisor.interference import attribute_latency
 from agent.advisor.pod_usage import reclaimed_cgroups, reclaimed_use_cores
 from agent.config.config import AgentConfig
-from agent.qrm.decisions.compose import compose_decisions
-from agent.qrm.decisions.cpu import managed_cgroups
+from agent.qrm.decisions.cpu import compose_decisions, managed_cgroups
 from agent.qrm.knobs.knob_files import KNOB_SPECS
 from api.decision import Advice, Cycle, Decision
 from api.eviction import EvictionVictim
@@ -48,7 +47,7 @@ class CycleFacts(msgspec.Struct, frozen=True, kw_only=True):
     demand_cores: float
     """Use of online pods plus their run-queue latency."""
     batch_cores: float
-    batch_lent_cores: float | None
+    batch_reclaimable_cores: float | None
     """Reclaimable CPU at that time; None without a decision."""
     interference_cores: float
     """Run-queue latency of online pods while batch work had the CPU."""
@@ -160,7 +159,7 @@ def measure_cycle(before: Cycle, cycle: Cycle, change: Rates, start_ns: int, boo
         online_cores=used,
         demand_cores=used + sum(rate.wait_cores or 0.0 for rate in rates),
         batch_cores=reclaimed_use_cores(snapshot, change) or 0.0,
-        batch_lent_cores=before.advice.reclaimable_cores if before.advice is not None else None,
+        batch_reclaimable_cores=before.advice.reclaimable_cores if before.advice is not None else None,
         interference_cores=_interference_ns(before.snapshot, snapshot, online) / change.node.interval_ns,
         waits=tuple(map(sum, zip(*slots, strict=True))) if slots else (0,) * SLOT_COUNT,
     )
@@ -183,7 +182,9 @@ def evaluate_outcome(
     pools = {} if advice is None else {pool.name: set(pool.cpus) for pool in advice.pools}
     own = set[int]().union(*(cpus for name, cpus in pools.items() if name != "reclaim"))
     separate = bool(own) and not own & pools.get("reclaim", set())
-    limited = fact.batch_lent_cores is not None and fact.batch_cores >= SATURATED_RATIO * fact.batch_lent_cores
+    limited = (
+        fact.batch_reclaimable_cores is not None and fact.batch_cores >= SATURATED_RATIO * fact.batch_reclaimable_cores
+    )
     batch_cores = (
         min(reclaimable, max(cpus - fact.online_cores, 0.0)) if limited else min(reclaimable, fact.batch_cores)
     )

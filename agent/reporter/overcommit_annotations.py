@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from agent.advisor.node_advice import ANNOTATION_PREFIX, CPU_RATIO_KEY, MEMORY_RATIO_KEY
 from api.advice import OvercommitAdvice
 from api.decision import Cycle
-from api.measurements import KubeletManagers
 from api.pod import Pod
+from api.snapshot import KubeletManagers
 
 NO_MANAGER, STATIC_MANAGER = "none", "static"
 

@@ -15,11 +15,10 @@ from api.cpu import Cpu, format_cpu_list, parse_cpu_list
 from api.decision import Cycle
 from api.katalyst.cnr import TopologyZone, ZoneAllocation, ZoneAttribute, ZoneResources, ZoneSibling
 from api.katalyst.meta import Quantity, ResourceList
-from api.measurements import NumaNode
 from api.node_resources import DeviceAllocation, PodAllocation, TopologyLevel, TopologyQuantity, TopologyResource
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY, Pod
 from api.qos import QoSLevel
-from api.snapshot import Snapshot
+from api.snapshot import NumaNode, Snapshot
 
 SOCKET, NUMA, L3 = "Socket", "Numa", "L3CacheGroup"
 NUMA_DISTANCE, RESERVED_CPU_LIST, CPU_LISTS = "numa_distance", "reserved_cpu_list", "cpu_lists"

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from api.measurements import CpuTimes, Pressure
+from api.snapshot import CpuTimes, Pressure
 
 MAX_COUNTER = (1 << 64) - 1
 """Kernel counters are unsigned and have 64 bits."""

@@ -24,11 +24,10 @@ from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from api.cpu import Topology
 from api.interfaces import HealthReporter, PodSource, Probe, ProbeReading, RunqLatencySource, Unavailable
-from api.measurements import RunqLatency
 from api.pod import Pod
 from api.qos import QoSLevel
 from api.rates import cgroups_by_container
-from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, Snapshot
+from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, RunqLatency, Snapshot
 from api.text import join_first
 
 log = logging.getLogger(__name__)

@@ -188,7 +188,7 @@ class KnobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the cgroup no longer exists: it belonged to an earlier container, or to an earlier pod of the same name."""
 
 
-class EvictionHistory(msgspec.Struct, frozen=True, kw_only=True):
+class PodEvictions(msgspec.Struct, frozen=True, kw_only=True):
     """Evictions of one pod."""
 
     pod: str
@@ -227,7 +227,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The pods of the target; without a target those with problems."""
     pools: tuple[PoolExplanation, ...] = ()
     memory: MemoryAdvice | None = None
-    evictions: tuple[EvictionHistory, ...] = ()
+    evictions: tuple[PodEvictions, ...] = ()
     thresholds: tuple[ThresholdView, ...] = ()
     """Thresholds of the eviction plugin that is the target; otherwise those that are met."""
 
@@ -294,15 +294,13 @@ def _with_last_decision(pod: PodExplanation, earlier_histories: Sequence[KnobHis
     return msgspec.structs.replace(pod, past=newest)
 
 
-def _eviction_histories(
-    target: str | None, view: View, evicted: Sequence[EvictionEntry]
-) -> tuple[EvictionHistory, ...]:
+def _eviction_histories(target: str | None, view: View, evicted: Sequence[EvictionEntry]) -> tuple[PodEvictions, ...]:
     terminating = view.evictions.terminating if view.evictions is not None else ()
     by_pod: dict[str, list[EvictionEntry]] = {pod: [] for pod in terminating}
     for entry in evicted:
         by_pod.setdefault(entry.pod, []).append(entry)
     return tuple(
-        EvictionHistory(pod=pod, terminating=pod in terminating, entries=tuple(reversed(by_pod[pod][-MAX_EVENTS:])))
+        PodEvictions(pod=pod, terminating=pod in terminating, entries=tuple(reversed(by_pod[pod][-MAX_EVENTS:])))
         for pod in sorted(by_pod)
         if target is None or _is_pod(pod, target) or any(e.victim and e.victim.plugin == target for e in by_pod[pod])
     )

@@ -21,10 +21,10 @@ from api.knobs import Reason
 from api.snapshot import CADENCE_PERIOD_NS, Cadence
 from cli import formats
 from cli.explain.answer import (
-    EvictionHistory,
     Explanation,
     KnobHistory,
     LatestCycle,
+    PodEvictions,
     PodExplanation,
     PoolExplanation,
     ReclaimableCpu,
@@ -231,7 +231,7 @@ def _join_numbers(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def eviction_text(history: EvictionHistory, now_ns: int) -> Iterator[tuple[str, str]]:
+def eviction_text(history: PodEvictions, now_ns: int) -> Iterator[tuple[str, str]]:
     """Describe the evictions of one pod, newest first; the reason with its numbers once."""
     yield (
         "",

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from api.histogram import BOUNDS_NS, quantile_ns
-from api.measurements import Durations, LoadAverages, OomVictim, ThreadStates
 from api.rates import delta, runq_latency_delta
+from api.snapshot import Durations, LoadAverages, OomVictim, ThreadStates
 from api.text import to_json
 from cli.formats import ABSENT, duration, figures, printable, size
 

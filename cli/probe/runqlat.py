@@ -12,13 +12,13 @@ from rich.console import Group
 from rich.text import Text
 
 from api.histogram import BOUNDS_NS, SLOT_COUNT, quantile_ns
-from api.measurements import RunqLatency
 from api.rates import runq_latency_delta
+from api.snapshot import RunqLatency
 from cli.formats import duration, printable
 from cli.probe.commands import cgroup_name, open_or_exit, probe_options, read_intervals, show_intervals
 from cli.probe.interval import slot_bars
 from probes import runqlat as probe_runqlat
-from probes.cgroup_table import LostEvents
+from probes.per_cgroup_probe import LostEvents
 
 NO_RUNQ_LATENCY = RunqLatency(sum_ns=0, count=0, slots=(0,) * SLOT_COUNT)
 

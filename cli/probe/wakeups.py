@@ -9,14 +9,14 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
 from rich.text import Text
 
-from api.measurements import Durations
+from api.snapshot import Durations
 from cli.formats import duration, figures, printable
 from cli.probe.commands import probe_command
 from cli.probe.interval import DisplayedInterval, ProbeInterval, duration_texts, head_lines, path_tail
 from probes.registry import BY_NAME
 
 EXTERNAL_WAKERS = {"interrupt": "interrupt", "kernel_thread": "kernel threads"}
-"""Wakers that are not cgroups, by field of `api.measurements.Wakeups`; chains begin with them."""
+"""Wakers that are not cgroups, by field of `api.snapshot.Wakeups`; chains begin with them."""
 OTHER = "other"
 COLUMNS = ("wakeups/s", "wait/s", "mean", "p50", "p99")
 CELL_WIDTH, MIN_NAME_WIDTH, MAX_NAME_WIDTH = 11, 16, 60

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from api.measurements import CpuCounters, IoStat, LoadAverages, SocketTraffic, ThreadStates
 from api.rates import delta
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import CgroupSample, CpuCounters, IoStat, LoadAverages, Snapshot, SocketTraffic, ThreadStates
 from exporters.malachite.history import (
     CgroupFrame,
     CgroupIoRead,

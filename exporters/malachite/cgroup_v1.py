@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 
-from api.measurements import UNLIMITED, IoStat
+from api.snapshot import UNLIMITED, IoStat
 from exporters.malachite.cgroup_documents import (
     CgroupGroups,
     CgroupInputs,

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 from api.cpu import parse_cpu_list
-from api.measurements import CpuCounters, CpuTimes, L3Monitor
 from api.rates import delta
-from api.snapshot import NodeSample, Snapshot
+from api.snapshot import CpuCounters, CpuTimes, L3Monitor, NodeSample, Snapshot
 from exporters.malachite.history import CounterFrame, MalachiteHistory
 from exporters.malachite.wire import (
     NS_PER_MS,

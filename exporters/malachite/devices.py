@@ -9,9 +9,8 @@ import re
 from collections.abc import Mapping
 
 from api.interfaces import Unavailable
-from api.measurements import Disk, Interface
 from api.rates import delta
-from api.snapshot import Snapshot
+from api.snapshot import Disk, Interface, Snapshot
 from exporters.malachite.history import RETRANSMITTED_SEGMENTS, SENT_SEGMENTS, MalachiteHistory, node_read_at_ns
 from exporters.malachite.wire import (
     NS_PER_MS,

@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from api.measurements import CpuCounters, CpuTimes, IoStat, RunqLatency, SocketTraffic
 from api.metrics import NS_PER_S
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import CgroupSample, CpuCounters, CpuTimes, IoStat, NodeSample, RunqLatency, Snapshot, SocketTraffic
 
 CLIENT_INTERVAL_NS = 5 * NS_PER_S
 TOLERANCE_NS = NS_PER_S // 2

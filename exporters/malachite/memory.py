@@ -6,8 +6,7 @@ import mmap
 from collections.abc import Mapping
 
 from api.cpu import format_cpu_list
-from api.measurements import MemoryZone, NumaNode
-from api.snapshot import NodeSample, Snapshot
+from api.snapshot import MemoryZone, NodeSample, NumaNode, Snapshot
 from exporters.malachite.history import MalachiteHistory, node_read_at_ns
 from exporters.malachite.wire import KIB, MalachiteStruct, NumberList, finite, in_unit, is_identifier, u64, unix_seconds
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from api.cpu import parse_cpu_list
-from api.measurements import LoadAverages, Pressure
 from api.metrics import NS_PER_S
+from api.snapshot import LoadAverages, Pressure
 from api.text import printable, to_json
 
 KIB = 1024

@@ -14,11 +14,9 @@ from typing import NamedTuple
 
 from api.cpu import parse_cpu_list
 from api.histogram import quantile_ns
-from api.measurements import UNLIMITED, Blame, CgroupLimits, Durations, SocketTraffic
 from api.metrics import AGENT_METRICS_BY_NAME, NS_PER_S, RUNQ_LATENCY_BOUNDS_S
-from api.rates import Rates
-from api.runq_latency import online_runq_latency
-from api.snapshot import CgroupSample, Snapshot
+from api.rates import Rates, online_runq_latency
+from api.snapshot import UNLIMITED, Blame, CgroupLimits, CgroupSample, Durations, Snapshot, SocketTraffic
 from api.text import printable
 from exporters.prometheus.metric_family import (
     Exemplar,

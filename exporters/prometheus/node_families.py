@@ -6,9 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from mmap import PAGESIZE
 
-from api.measurements import CpuTimes, Disk, Interface, Kswapd, L3Monitor, Machine, Pressure
 from api.metrics import NS_PER_S, US_PER_S
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import (
+    CgroupSample,
+    CpuTimes,
+    Disk,
+    Interface,
+    Kswapd,
+    L3Monitor,
+    Machine,
+    NodeSample,
+    Pressure,
+    Snapshot,
+)
 from exporters.prometheus.metric_family import Labels, MetricFamily, MetricNumber, point_family
 
 NodeSamples = Iterable[tuple[Labels, MetricNumber | None]]

@@ -9,10 +9,21 @@ from collections.abc import Mapping
 import msgspec
 
 from api.histogram import quantile_ns
-from api.measurements import BlockIo, Durations, IoStat, Kswapd, Pressure, ReclaimLatency, SocketTraffic
 from api.metrics import NS_PER_S, US_PER_S
 from api.rates import delta
-from api.snapshot import CgroupSample, NodeSample, RequestLatency, Snapshot
+from api.snapshot import (
+    BlockIo,
+    CgroupSample,
+    Durations,
+    IoStat,
+    Kswapd,
+    NodeSample,
+    Pressure,
+    ReclaimLatency,
+    RequestLatency,
+    Snapshot,
+    SocketTraffic,
+)
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000

@@ -17,7 +17,6 @@ from api.decision import Cycle, OutcomeStatus
 from api.forecast import Forecast
 from api.histogram import BOUNDS_NS, quantile_ns
 from api.knobs import Reason
-from api.measurements import UNLIMITED, Blame, Durations, MemoryZone, OomVictim, RunqLatency, ThreadStates
 from api.metrics import NS_PER_S
 from api.pod import Container, Pod
 from api.rates import (
@@ -25,11 +24,22 @@ from api.rates import (
     Rates,
     cgroups_by_container,
     delta,
+    online_runq_latency,
     runq_latency_delta,
     sum_runq_latencies,
 )
-from api.runq_latency import online_runq_latency
-from api.snapshot import CgroupSample, ComponentHealth, Snapshot
+from api.snapshot import (
+    UNLIMITED,
+    Blame,
+    CgroupSample,
+    ComponentHealth,
+    Durations,
+    MemoryZone,
+    OomVictim,
+    RunqLatency,
+    Snapshot,
+    ThreadStates,
+)
 from exporters.prometheus.cgroup_families import working_set
 from exporters.view.activity import (
     NS_PER_MS,
@@ -398,16 +408,13 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     bounds_us: tuple[int, ...] = BOUNDS_US
 
 
-def build_view(finished: Cycle) -> View:
-    """Return the view of a cycle; rates are absent in the first one."""
-    snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
-    change = finished.rates
+def _container_views(snapshot: Snapshot, previous: Snapshot | None, change: Rates | None) -> tuple[ContainerView, ...]:
     rate_of = change.cgroups if change else {}
     parts = cgroups_by_container(
         snapshot.cgroups, [container.cgroup for pod in snapshot.pods for container in pod.containers]
     )
     evaluated = online_runq_latency(snapshot, change, previous)
-    containers = tuple(
+    return tuple(
         with_evaluated_latency(
             container_view(
                 pod, container, snapshot, previous, rate_of.get(container.cgroup), parts.get(container.cgroup, ())
@@ -417,6 +424,13 @@ def build_view(finished: Cycle) -> View:
         for pod in snapshot.pods
         for container in pod.containers
     )
+
+
+def build_view(finished: Cycle) -> View:
+    """Return the view of a cycle; rates are absent in the first one."""
+    snapshot, previous, advice = finished.snapshot, finished.previous, finished.advice
+    change = finished.rates
+    containers = _container_views(snapshot, previous, change)
     reclaimed = [c.cpu_cores for c in containers if c.qos == "reclaimed_cores" and c.cpu_cores is not None]
     listed = {c.cgroup for c in containers}
     reclaims = _reclaims(snapshot, previous, change) if previous and change else {}

@@ -10,9 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from api.measurements import Blame, Durations, ReclaimLatency, ThreadStates
 from api.rates import sum_runq_latencies
-from api.snapshot import CgroupSample
+from api.snapshot import Blame, CgroupSample, Durations, ReclaimLatency, ThreadStates
 
 T = TypeVar("T")
 

@@ -99,18 +99,18 @@ async def test_annotations_of_the_settings_count_without_api_server_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = msgspec.convert({"power": {"enable": True}, "node": {"annotations": {"power-alert": "s0"}}}, AgentConfig)
-    alone = ClusterConnection("", None)
+    alone = ClusterConnection("", None, None)
     assert alone.open({}, config, fits) == (config, ())
     assert alone.node_annotations() == {"power-alert": "s0"}
     server = FakeApiServer({"/api/v1/nodes/n1": {"metadata": {"name": "n1", "annotations": {"power-alert": "p0"}}}})
     async with serving(server) as address, AsyncExitStack() as stack:
         (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(address))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        cluster, tasks = ClusterConnection("n1", None), SupervisedTasks(stack)
+        cluster, tasks = ClusterConnection("n1", None, None), SupervisedTasks(stack)
         _, messages = cluster.open({}, config, fits)
         assert messages == ("node.annotations are ignored: those of Node n1 count; take them out of the settings.",)
         await cluster.join(config, ActMode.ON, None, tasks)
-        assert "node-annotations" in [source.name for source in cluster.sources]
+        assert "node-annotations" in [reporter.name for reporter in cluster.reporters]
         assert cluster.node_annotations() is None, "unknown, and not the settings'"
         cluster.start(lambda _: None, tasks)
         await until(lambda: cluster.node_annotations() == {"power-alert": "p0"}, "the Node's annotations are known")

@@ -31,10 +31,9 @@ from agent.qrm.actuator.writer import KnobWriter
 from agent.qrm.cpuset.state import CpusetEntry
 from api.decision import ActMode, Cycle, Decision, Outcome, OutcomeStatus
 from api.knobs import Knob
-from api.measurements import CgroupLimits, RunqLatency
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.snapshot import ComponentHealth, Snapshot
+from api.snapshot import CgroupLimits, ComponentHealth, RunqLatency, Snapshot
 from exporters.page.web_server import AgentWebServer
 from tests.agent.advisor.builders import S, pod, snapshot, waits
 from tests.agent.qrm.actuator.trees import Tree

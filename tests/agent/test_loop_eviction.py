@@ -82,7 +82,7 @@ def test_without_a_manager_a_cycle_has_no_evictions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "plugins", "named", "judges", "kills"),
+    ("act", "plugins", "named", "evaluates", "kills"),
     [
         (ActMode.ON, (RSS,), False, True, True),
         (ActMode.DRY_RUN, (RSS,), False, True, False),
@@ -93,7 +93,7 @@ def test_without_a_manager_a_cycle_has_no_evictions() -> None:
     ],
 )
 def test_the_mode_decides_whether_the_manager_evaluates_and_evicts(
-    act: ActMode, plugins: tuple[Any, ...], named: bool, judges: bool, kills: bool, tmp_path: Path
+    act: ActMode, plugins: tuple[Any, ...], named: bool, evaluates: bool, kills: bool, tmp_path: Path
 ) -> None:
     instances: list[object] = []
 
@@ -108,7 +108,7 @@ def test_the_mode_decides_whether_the_manager_evaluates_and_evicts(
         runner = open_evictor(
             config, act, Hierarchy(v1={}, v2=tmp_path), AsyncExitStack(), node="n1" if named else "", kubelet=False
         )
-    assert ((runner is not None), len(instances)) == (judges, int(kills))
+    assert ((runner is not None), len(instances)) == (evaluates, int(kills))
 
 
 def test_the_reason_has_sizes_in_mib() -> None:

@@ -10,10 +10,9 @@ from agent.advisor.preview import preview_decisions
 from agent.config.config import AgentConfig
 from agent.reporter.cnr import node_metric_status
 from api import rates
-from api.measurements import KubeletManagers
 from api.qos import QoSLevel
 from api.rates import NodeRates, Rates, rates_since, with_busy_limit
-from api.snapshot import Snapshot
+from api.snapshot import KubeletManagers, Snapshot
 from exporters.prometheus.families import MetricsState, metric_families
 from exporters.view.cycle_view import build_view
 from tests.agent.advisor.builders import S, pod

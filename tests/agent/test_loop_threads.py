@@ -19,7 +19,7 @@ from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from agent.sensors.snapshot import Sensor
 from api.interfaces import Unavailable
-from api.measurements import RunqLatency
+from api.snapshot import RunqLatency
 from tests.agent.katalyst.builders import node, pod
 from tests.agent.sensors.sensor_machine import Machine, status
 

@@ -18,7 +18,7 @@ from api.load_average import (
     calc_load_n,
     fixed_power_int,
 )
-from api.measurements import ThreadStates
+from api.snapshot import ThreadStates
 
 
 def states(runnable: int, uninterruptible: int = 0) -> ThreadStates:

@@ -251,7 +251,7 @@ def test_the_numa_node_that_was_chosen(text: str | None, nodes: tuple[int, ...],
     [("numa_binding", "true", ""), ("oom_priority", "-5", ""), ("numa_binding", "1", "'1' counts as"),
      ("oom_priority", "x", "'x' is no whole number"), ("numa", "1", "there is no such enhancement; choose from numa_bind")],
 )  # fmt: skip
-def test_defaults_are_judged(name: str, text: str, problem: str) -> None:
+def test_defaults_are_validated(name: str, text: str, problem: str) -> None:
     assert validate_default_enhancement(name, text).startswith(problem)
     assert bool(validate_default_enhancement(name, text)) is bool(problem)
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.histogram import BOUNDS_NS, SLOT_COUNT, count_above, quantile_ns, slot_of
-from api.measurements import CpuTimes, RunqLatency
 from api.qos import QOS_LEVEL_KEY, QoSLevel, explicit_qos_level
 from api.quantity import convert_quantity, parse_quantity
 from api.rates import compute_rates
-from api.snapshot import CgroupSample
+from api.snapshot import CgroupSample, CpuTimes, RunqLatency
 from tests.agent.advisor.builders import pod, snapshot, waits
 
 

@@ -10,7 +10,7 @@ import pytest
 from bench.day import NODES, POLICIES, DayResults, main
 
 
-def test_a_short_day_is_judged_by_every_policy_on_every_node(
+def test_a_short_day_is_evaluated_by_every_policy_on_every_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--hours", "0.1", "--interval", "10", "--out", str(tmp_path)]) == 0

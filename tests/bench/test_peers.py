@@ -95,7 +95,7 @@ def test_a_goal_is_met_at_its_very_bound_and_missed_beyond_it() -> None:
     assert goal_results(beyond, CADVISOR_ROW, KUBELET_ROW) == ["MISS"] * 7
 
 
-def test_nothing_is_judged_that_was_not_measured() -> None:
+def test_unmeasured_values_are_not_evaluated() -> None:
     own = row(DIOPTASE.name)
     assert goal_results() == ["OPEN"] * 7
     assert goal_results(own) == ["OPEN", "OPEN", "PASS", "OPEN", "OPEN", "OPEN", "OPEN"]

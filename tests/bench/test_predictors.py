@@ -43,12 +43,12 @@ def test_a_spike_before_the_warm_up_and_one_that_ends_now_are_not_missed() -> No
     assert evaluate_method(always(0.42), two_days(lambda index: index in (100, 288))).missed == 0
 
 
-def test_no_forecast_lends_nothing_and_misses_nothing() -> None:
+def test_no_forecast_has_no_headroom_and_no_misses() -> None:
     evaluation = evaluate_method(always(None), two_days(lambda index: index == 400))
     assert (evaluation.missed, evaluation.reclaimable) == (0, 0.0)
 
 
-def test_a_trace_of_one_day_is_judged_after_half_of_it() -> None:
+def test_a_trace_of_one_day_is_evaluated_after_half_of_it() -> None:
     trace = Trace(family="f", name="n", step_s=300, used=(0.1,) * 288)
     assert evaluate_method(METHODS["max"], trace).evaluated == 288 - 144 - 12
 

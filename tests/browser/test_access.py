@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from api.decision import Cycle
-from api.measurements import ThreadStates
+from api.snapshot import ThreadStates
 from tests.browser.audit import AUDIT
 from tests.browser.chromium import Browser, Page
 from tests.browser.page_reader import opened

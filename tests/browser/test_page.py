@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from api.decision import ActMode, Cycle
-from api.measurements import RunqLatency
-from api.snapshot import CgroupSample
+from api.snapshot import CgroupSample, RunqLatency
 from cli import formats
 from exporters.view.cycle_view import View, build_view
 from tests.browser.chromium import Browser, Page

@@ -32,7 +32,7 @@ def pick(page: Page, seq: int, event: str) -> None:
     )
 
 
-def test_every_decision_is_a_mark_on_the_axis_of_what_was_lent(page: Page, reported: ColocationRun) -> None:
+def test_every_decision_is_a_mark_on_the_axis_of_reclaimable_cpu(page: Page, reported: ColocationRun) -> None:
     page.until(f"document.querySelectorAll('#lanes .deed').length === {len(reported.entries)}")
     lanes = page.eval("[...document.querySelectorAll('#lanes text')].map(t => t.textContent)")
     assert "default/batch · cpu.idle" in lanes

@@ -20,10 +20,18 @@ from api.cpu import Cpu, Topology
 from api.decision import ActMode, Cycle, Decision, JournalEntry, Outcome, OutcomeStatus
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Knob
-from api.measurements import CpuTimes, Pressure, RunqLatency
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, Snapshot
+from api.snapshot import (
+    CgroupSample,
+    ComponentHealth,
+    CpuTimes,
+    NodeSample,
+    Pressure,
+    RequestLatency,
+    RunqLatency,
+    Snapshot,
+)
 from tests.builders.pods import reclaimed, shared
 
 CPUS = 4

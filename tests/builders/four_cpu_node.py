@@ -25,8 +25,16 @@ from api.cpu import Cpu, Topology
 from api.decision import ActMode, Advice, Cycle, Decision, Outcome, OutcomeStatus, Pool
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Knob, Reason
-from api.measurements import CpuTimes, Pressure, RunqLatency
-from api.snapshot import CgroupSample, ComponentHealth, NodeSample, RequestLatency, Snapshot
+from api.snapshot import (
+    CgroupSample,
+    ComponentHealth,
+    CpuTimes,
+    NodeSample,
+    Pressure,
+    RequestLatency,
+    RunqLatency,
+    Snapshot,
+)
 from exporters.prometheus.families import AgentInfo
 from tests.builders.pods import reclaimed, shared
 

@@ -42,10 +42,11 @@ from api.eviction import (
 from api.forecast import Forecast, ForecastResource, ForecastScore, PeakForecast
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Reason
-from api.measurements import (
+from api.snapshot import (
     Blame,
     BlockIo,
     CgroupLimits,
+    CgroupSample,
     CpuCounters,
     CpuTimes,
     Disk,
@@ -58,13 +59,14 @@ from api.measurements import (
     LoadAverages,
     Machine,
     MemoryZone,
+    NodeSample,
     NumaNode,
     OomVictim,
     ReclaimLatency,
+    Snapshot,
     SocketTraffic,
     ThreadStates,
 )
-from api.snapshot import CgroupSample, NodeSample, Snapshot
 from exporters.prometheus.families import RecordingState
 from tests.builders.four_cpu_node import ABOUT, BATCH, BOOTED_AT_NS, MIB, MS, S, advice, busy_cycle
 

@@ -25,25 +25,28 @@ from math import sin
 from api.cpu import Cpu, Topology
 from api.decision import ActMode, Cycle
 from api.histogram import SLOT_COUNT, slot_of
-from api.measurements import (
+from api.pod import Container, Pod
+from api.qos import QoSLevel
+from api.snapshot import (
     UNLIMITED,
     Blame,
     BlockIo,
     CgroupLimits,
+    CgroupSample,
+    ComponentHealth,
     CpuTimes,
     Durations,
     Kswapd,
     LoadAverages,
     MemoryZone,
+    NodeSample,
     OomVictim,
     Pressure,
     ReclaimLatency,
+    Snapshot,
     SocketTraffic,
     ThreadStates,
 )
-from api.pod import Container, Pod
-from api.qos import QoSLevel
-from api.snapshot import CgroupSample, ComponentHealth, NodeSample, Snapshot
 
 S, MS, MIB = 1_000_000_000, 1_000_000, 1 << 20
 STARTED_AT_NS = 1_795_269_600 * S

@@ -7,8 +7,7 @@ from typing import Any
 
 from api.cpu import Cpu, Topology
 from api.histogram import SLOT_COUNT, slot_of
-from api.measurements import CpuTimes, RunqLatency
-from api.snapshot import CgroupSample, NodeSample
+from api.snapshot import CgroupSample, CpuTimes, NodeSample, RunqLatency
 
 S = 1_000_000_000
 

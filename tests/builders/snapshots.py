@@ -7,9 +7,8 @@ from typing import Any
 
 from api.cpu import Topology
 from api.decision import ActMode, Cycle, Outcome
-from api.measurements import RunqLatency
 from api.pod import Pod
-from api.snapshot import ComponentHealth, Snapshot
+from api.snapshot import ComponentHealth, RunqLatency, Snapshot
 from tests.builders.nodes import S, cgroup_sample, node_sample, topology
 
 

@@ -206,7 +206,7 @@ def asking_for(name: str, millicores: int) -> dict[str, Any]:
     return a_pod(name, resources={"requests": amounts, "limits": amounts})
 
 
-async def test_a_stock_scheduler_goes_by_what_is_lent(
+async def test_a_stock_scheduler_places_by_reported_headroom(
     cluster: Cluster | ExternalCluster, server: Server, client: KubeClient, workspace: str
 ) -> None:
     node = server.ask("GET", "/api/v1/nodes")["items"][0]["metadata"]["name"]

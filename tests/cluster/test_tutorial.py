@@ -13,13 +13,12 @@ import pytest
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
 from agent.config.loader import parse_config
-from agent.qrm.decisions.compose import PolicyResult
+from agent.qrm.decisions.cpu import PolicyResult
 from agent.reporter.cnr_writer import CnrWriter
 from api.decision import ActMode, Cycle
-from api.measurements import NumaNode
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.snapshot import NodeSample, Snapshot
+from api.snapshot import NodeSample, NumaNode, Snapshot
 from kube.client import KubeClient
 from tests.agent.advisor.builders import pod, topology
 from tests.agent.advisor.test_engine_headroom import build_snapshot

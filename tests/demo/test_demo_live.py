@@ -15,7 +15,7 @@ from tests.kernel.real_cgroups import require_writable_cgroups
 pytestmark = pytest.mark.live
 
 
-def test_the_demo_lends_the_node_says_why_and_puts_everything_back(tmp_path: Path) -> None:
+def test_the_demo_reclaims_cpu_explains_it_and_restores_everything(tmp_path: Path) -> None:
     hierarchy = require_writable_cgroups()
     command = [str(Path(sys.executable).with_name("dioptase")), "demo", "--duration", "15"]
     ran = subprocess.run(

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from api.measurements import Blame, RunqLatency
-from probes.cgroup_table import ROOT_CGROUP_ID
+from api.snapshot import Blame, RunqLatency
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from probes.runqlat import RunqLatencyProbe
 from tests.builders.waiting import until
 from tests.kernel.open_probes import LAST_CPU, PINNED

@@ -169,7 +169,7 @@ def test_a_kernel_that_shows_another_value_is_a_mismatch(tmp_path: Path) -> None
     originals.close()
 
 
-def as_nobody(work: Callable[..., None], *arguments: object) -> int | None:
+def run_unprivileged(work: Callable[..., None], *arguments: object) -> int | None:
     """Exit code of that work in a process of its own; it gives up its privileges itself."""
     process = get_context("forkserver").Process(target=work, args=arguments)
     process.start()
@@ -199,7 +199,7 @@ def test_without_root_values_are_read_and_nothing_is_written(batch: KnobCgroup, 
     os.chown(state, 65534, 65534)
     try:
         before = batch.texts()
-        assert as_nobody(refuse_without_privileges, batch.cgroup.hierarchy, state, batch.path, batch.id) == 0
+        assert run_unprivileged(refuse_without_privileges, batch.cgroup.hierarchy, state, batch.path, batch.id) == 0
         assert batch.texts() == before
     finally:
         for file in state.iterdir():

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from api.measurements import Blame
+from api.snapshot import Blame
 from cli.probe.commands import cgroup_paths
 from probes.btf import Btf, BtfError
 from probes.runqlat import RunqLatencyProbe

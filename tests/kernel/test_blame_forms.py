@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from api.interfaces import Unavailable
-from api.measurements import Blame
+from api.snapshot import Blame
 from probes.blame import open_blame, shared_blame
-from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import Form, Job, load
 from probes.maps import cpu_id_limit, possible_cpus
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from probes.runqlat import RunqLatencyProbe, job, open_runqlat
 from tests.kernel.blame_window import FORMS, MS, NOTHING, limit, live, parts, pin, several, shoot, watch
 from tests.kernel.open_probes import probe

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from api.histogram import SLOT_COUNT
-from api.measurements import BlockIo, Durations
+from api.snapshot import BlockIo, Durations
 from probes.blockio import FORMS, BlockIoProbe, decode, open_blockio
-from probes.cgroup_table import ROOT_CGROUP_ID
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from tests.kernel.open_probes import probe_fixture, started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
-from api.measurements import UNLIMITED
-from api.snapshot import CgroupSample
+from api.snapshot import UNLIMITED, CgroupSample
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups
 
 pytestmark = pytest.mark.kernel

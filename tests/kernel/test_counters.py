@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import CpuCounters
+from api.snapshot import CpuCounters
 from probes import bpf
 from probes.counters import EVENTS, FORMS, OPTIONAL_EVENT, CountersProbe, countable_events, online_cpus, open_counters
 from probes.perf_event import SOFTWARE, PerfEvent, open_on_cpu, read_count

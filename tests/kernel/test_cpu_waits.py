@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from api.measurements import RunqLatency
+from api.snapshot import RunqLatency
 from probes.blame import BlameProbe
 from probes.loader import load
 from probes.runqlat import RunqLatencyProbe, job

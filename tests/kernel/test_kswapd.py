@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from api.interfaces import ProbeReading
-from api.measurements import Kswapd, ReclaimLatency
+from api.snapshot import Kswapd, ReclaimLatency
 from probes.kswapd import FORMS, NO_RECLAIM, KswapdProbe, nodes_with_memory, open_kswapd
 from tests.kernel.open_probes import probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from api.interfaces import ProbeReading
-from api.measurements import OomVictim
+from api.snapshot import OomVictim
 from probes.oomkill import OomKillProbe, open_oomkill
 from tests.kernel.open_probes import opened, probe_fixture
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory, require_writable_cgroups

@@ -14,12 +14,12 @@ import pytest
 
 from api.histogram import BOUNDS_NS, slot_of
 from api.interfaces import Unavailable
-from api.measurements import RunqLatency
 from api.rates import runq_latency_delta
+from api.snapshot import RunqLatency
 from probes import bpf
-from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.loader import load
 from probes.maps import cpu_id_limit
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from probes.runqlat import FORMS, RunqLatencyProbe, job, open_runqlat
 from tests.builders.waiting import until
 from tests.kernel.open_probes import LAST_CPU, PINNED, Schedstat, probe, probe_fixture

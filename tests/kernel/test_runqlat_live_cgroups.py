@@ -8,10 +8,10 @@ import subprocess
 import msgspec
 import pytest
 
-from api.measurements import RunqLatency
-from probes.cgroup_table import ROOT_CGROUP_ID
+from api.snapshot import RunqLatency
 from probes.loader import load
 from probes.maps import cpu_id_limit
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from probes.runqlat import RunqLatencyProbe, job
 from tests.kernel.open_probes import probe
 from tests.kernel.real_cgroups import TestCgroup, cgroup, require_writable_cgroups

@@ -44,7 +44,7 @@ while True:
     except ChildProcessError:
         pass
 """
-FORK_WHEN_ASKED = """import os, signal, time
+FORK_ON_REQUEST = """import os, signal, time
 signals = []
 signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
 print(flush=True)
@@ -256,9 +256,9 @@ def test_a_container_that_is_started_again_is_spared_while_another_one_goes_on(
     killer: SignalEvictor, group: TestCgroup, hierarchy: Hierarchy, clock: Clock
 ) -> None:
     with cgroup(hierarchy, "evict-second") as other:
-        obeys, ignores = run(group, SLEEP), run(other, IGNORING)
+        terminates, ignores = run(group, SLEEP), run(other, IGNORING)
         killer.evict(pod(group.path, other.path), 5.0, "r")
-        assert obeys.wait() == -15
+        assert terminates.wait() == -15
         fresh = run(group, SLEEP)
         assert reasons(killer.outcomes()) == [EvictionEventReason.CREATED]
         clock.now_ns += 5 * S
@@ -268,7 +268,7 @@ def test_a_container_that_is_started_again_is_spared_while_another_one_goes_on(
 
 def test_children_of_a_signalled_process_are_killed_too(killer: SignalEvictor, group: TestCgroup, clock: Clock) -> None:
     """The parent is gone before the grace period ends; its child is known and is killed."""
-    parent = run(group, FORK_WHEN_ASKED)
+    parent = run(group, FORK_ON_REQUEST)
     killer.evict(pod(group.path), 5.0, "r")
     waiting.until(lambda: len((group.dirs[0] / "cgroup.procs").read_text().split()) == 2)
     assert reasons(killer.outcomes()) == [EvictionEventReason.CREATED]

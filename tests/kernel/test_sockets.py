@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.measurements import SocketTraffic
+from api.snapshot import SocketTraffic
 from probes.sockets import SocketsProbe, decode, open_sockets
 from tests.kernel.open_probes import opened, probe_fixture, started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup

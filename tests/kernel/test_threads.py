@@ -15,7 +15,7 @@ import pytest
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.interfaces import ProbeReading
 from api.load_average import DECAYS, FIXED_POINT_ONE, FSHIFT, fixed_power_int
-from api.measurements import LoadAverages, ThreadStates
+from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf
 from probes.loader import load
 from probes.threads import FORMS, NO_THREADS, TaskIterator, ThreadsProbe, job, open_threads

@@ -11,7 +11,7 @@ import pytest
 
 from api.histogram import BOUNDS_NS, slot_of
 from api.interfaces import ProbeReading
-from api.measurements import Durations
+from api.snapshot import Durations
 from probes.per_cgroup_probe import NO_DURATIONS
 from probes.throttles import ThrottlesProbe, open_throttles
 from tests.builders.waiting import until

@@ -14,12 +14,11 @@ import msgspec
 import pytest
 
 from api.histogram import BOUNDS_NS, slot_of
-from api.measurements import Durations, Wakeups
 from api.rates import runq_latency_delta
-from probes.cgroup_table import ROOT_CGROUP_ID
+from api.snapshot import Durations, Wakeups
 from probes.loader import load
 from probes.maps import cpu_id_limit
-from probes.per_cgroup_probe import NO_DURATIONS
+from probes.per_cgroup_probe import NO_DURATIONS, ROOT_CGROUP_ID
 from probes.wakeups import FORMS, NO_WAKEUPS, WakeupsProbe, job, open_wakeups
 from tests.builders.waiting import until
 from tests.kernel.blame_window import several

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from probes import wakeups
 from probes.cgroup_pairs import MAX_PAIR_TABLE_BYTES, PairAccounts, PairEntries, ResolvedPairs, pair_bits
-from probes.cgroup_table import RETIRED_TAG, CgroupTags
+from probes.per_cgroup_probe import RETIRED_TAG, CgroupTags
 from probes.wakeups import job
 
 TAGS = {10: 1001, 20: 1002, 30: 1003}

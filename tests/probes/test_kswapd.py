@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.histogram import SLOT_COUNT
-from api.measurements import Durations, Kswapd
+from api.snapshot import Durations, Kswapd
 from probes import bpf
 from probes.kswapd import (
     _FORMS,

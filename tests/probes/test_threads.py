@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.interfaces import Unavailable
-from api.measurements import LoadAverages, ThreadStates
+from api.snapshot import LoadAverages, ThreadStates
 from probes import bpf
 from probes.threads import NO_THREADS, ProcWalk, ThreadsProbe, decode, job, thread_cgroup, thread_state
 

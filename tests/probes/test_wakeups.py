@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.histogram import SLOT_COUNT
-from api.measurements import Durations, Wakeups
+from api.snapshot import Durations, Wakeups
 from probes import registry
 from probes.wakeups import FORMS, decode, job
 

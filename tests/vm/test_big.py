@@ -102,7 +102,7 @@ def settles(agent: Agent, groups: Groups, cpus: Mapping[str, str], reported_head
     ],
     ids=["the-tutorial", "with-a-cpu-of-each-socket-for-the-system"],
 )
-def test_a_share_pool_of_six_cpus_and_then_eight_and_the_rest_is_lent(
+def test_a_share_pool_of_six_cpus_then_eight_and_the_rest_is_reclaimable(
     groups: Groups, tmp_path: Path, reserved: int, stages: tuple[tuple[str, int], *tuple[tuple[str, str, int], ...]]
 ) -> None:
     assert os.cpu_count() == len(ALL)

@@ -169,13 +169,13 @@ PROGRAMS = {
 
 def test_the_cache_has_a_kernel_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With programs in place of apt's and dpkg's that have one kernel, and fail one after the other."""
-    cache, programs, asked_for = tmp_path / "cache", tmp_path / "bin", tmp_path / "asked"
+    cache, programs, requested = tmp_path / "cache", tmp_path / "bin", tmp_path / "asked"
     for directory in (cache, programs):
         directory.mkdir()
     (tmp_path / "image").write_bytes(image(gzip.compress(ELF)))
     for name, text in PROGRAMS.items():
         stated = (
-            f'#!/bin/sh\necho {name} "$1" >> {asked_for}\n[ "$BREAKS" != {name} ] || exec "$BREAKS-is-broken"\n{text}\n'
+            f'#!/bin/sh\necho {name} "$1" >> {requested}\n[ "$BREAKS" != {name} ] || exec "$BREAKS-is-broken"\n{text}\n'
         )
         (programs / name).write_text(stated)
         (programs / name).chmod(0o755)
@@ -196,9 +196,9 @@ def test_the_cache_has_a_kernel_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     assert sorted(path.name for path in cache.iterdir()) == [VERSION, "lock"]
     assert sorted(path.name for path in place.iterdir()) == ["boot", "vmlinux"]
     assert (place / "vmlinux").read_bytes() == ELF
-    asked_for.unlink()
+    requested.unlink()
     assert obtain("6.1", cache).vmlinux.read_bytes() == ELF
-    assert asked_for.read_text() == "apt-cache depends\n", "what is there is not downloaded again"
+    assert requested.read_text() == "apt-cache depends\n", "what is there is not downloaded again"
 
 
 def test_two_that_need_the_same_kernel_download_it_once(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
 from agent.sensors.triggers.psi_triggers import open_psi_trigger
 from api.histogram import BOUNDS_NS, slot_of
 from api.load_average import DECAYS, FIXED_POINT_ONE, SAMPLE_INTERVAL_NS
-from api.measurements import Blame, Durations, LoadAverages, RunqLatency
-from probes.cgroup_table import ROOT_CGROUP_ID
+from api.snapshot import Blame, Durations, LoadAverages, RunqLatency
 from probes.loader import load
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from probes.threads import NO_THREADS, ProcWalk, TaskIterator, ThreadsProbe, job
 from tests.builders.waiting import until
 from tests.kernel.blame_window import limit, parts

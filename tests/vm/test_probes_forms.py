@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.measurements import SocketTraffic, Wakeups
+from api.snapshot import SocketTraffic, Wakeups
 from probes import registry
-from probes.cgroup_table import ROOT_CGROUP_ID
 from probes.migrations import numa_nodes_of_cpus
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from tests.builders.waiting import until
 from tests.kernel.open_probes import PINNED, having, started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup

@@ -9,7 +9,7 @@ import pytest
 
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.measurements import BlockIo
+from api.snapshot import BlockIo
 from tests.kernel.open_probes import started_in
 from tests.kernel.real_cgroups import TestCgroup, cgroup
 from tests.kernel.test_blockio import direct

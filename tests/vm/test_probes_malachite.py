@@ -14,7 +14,7 @@ import pytest
 
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.cpu import parse_cpu_list
-from api.measurements import UNLIMITED
+from api.snapshot import UNLIMITED
 from exporters.malachite.cgroup_v2 import SPLIT_COUNTERS, V2_MEMORY_STAT, V2_NUMA_STAT
 from tests.builders.waiting import until
 from tests.live.agent_process import Agent, write_pods

@@ -14,8 +14,8 @@ from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.triggers.psi_triggers import open_psi_trigger
 from api.interfaces import ProbeReading
-from api.measurements import Kswapd, OomVictim, ReclaimLatency
-from probes.cgroup_table import ROOT_CGROUP_ID
+from api.snapshot import Kswapd, OomVictim, ReclaimLatency
+from probes.per_cgroup_probe import ROOT_CGROUP_ID
 from tests.builders.waiting import until
 from tests.kernel.real_cgroups import TestCgroup, cgroup, limit_memory
 from tests.kernel.test_oomkill import HOG as ENDLESS

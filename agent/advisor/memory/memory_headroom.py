@@ -25,11 +25,10 @@ from agent.advisor.memory.memory_inputs import (
 from agent.config.memory import MemoryConfig
 from agent.config.units import GIB
 from api.knobs import Reason, ReasonInputs
-from api.measurements import UNLIMITED
 from api.pod import Container, Pod
 from api.qos import QoSLevel
 from api.quantity import format_bytes, format_count
-from api.snapshot import CgroupSample
+from api.snapshot import UNLIMITED, CgroupSample
 
 
 class MemoryNeed(NamedTuple):

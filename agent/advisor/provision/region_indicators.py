@@ -20,11 +20,10 @@ from agent.config.advisor import IndicatorTargetsConfig, InferenceConfig
 from api.advice import IndicatorState, RegionKind
 from api.annotations import REQUEST_P99_MS, IndicatorTarget
 from api.knobs import Reason
-from api.measurements import CpuCounters, RunqLatency
 from api.pod import Pod
 from api.quantity import format_count
 from api.rates import delta
-from api.snapshot import RequestLatency
+from api.snapshot import CpuCounters, RequestLatency, RunqLatency
 
 CPU_USAGE_RATIO = "cpu_usage_ratio"
 _MINUTES_PER_DAY = 24 * 60

@@ -48,8 +48,8 @@ def evaluate_cpu_load(
     if not pools:
         return (not_met_finding(NAME, "no_pools", "No pool of online pods is placed.", SCOPE),), CpuLoadState()
     homes = pool_by_pod(inputs)
-    judged_pods = [pod for pod in inputs.running_pods if _is_evaluated(pod, config)]
-    members = {name: [pod for pod in judged_pods if homes.get(pod.key) == name] for name in pools}
+    evaluated_pods = [pod for pod in inputs.running_pods if _is_evaluated(pod, config)]
+    members = {name: [pod for pod in evaluated_pods if homes.get(pod.key) == name] for name in pools}
     since = state.sampled_at_ns
     if since is None or not 0 <= inputs.now_ns - since < config.sample_s * NS_PER_S:
         state = _add_samples(inputs, state, members, config)

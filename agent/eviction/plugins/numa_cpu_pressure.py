@@ -33,9 +33,9 @@ from agent.eviction.sample_window import (
     recent_windows,
 )
 from api.eviction import ThresholdMet
-from api.measurements import Machine
 from api.pod import Pod
 from api.qos import QoSLevel
+from api.snapshot import Machine
 
 MAX_SCORE = 100.0
 EXCLUDED_SCORE = -1000.0

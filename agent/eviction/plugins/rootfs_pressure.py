@@ -18,9 +18,9 @@ from agent.eviction.finding import (
     rank_candidates,
 )
 from api.eviction import ThresholdMet
-from api.measurements import Filesystem
 from api.qos import QoSLevel
 from api.quantity import format_bytes
+from api.snapshot import Filesystem
 
 NAME = "rootfs-pressure-eviction-plugin"
 SCOPE = CONDITION = "SystemRootfs"

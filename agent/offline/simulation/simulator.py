@@ -18,9 +18,8 @@ from api.cpu import parse_cpu_list
 from api.decision import ActMode, Cycle, Decision
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.knobs import Knob
-from api.measurements import Blame, CpuTimes, RunqLatency
 from api.rates import compute_rates
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import Blame, CgroupSample, CpuTimes, NodeSample, RunqLatency, Snapshot
 
 NS_PER_S = 1_000_000_000
 IDLE_DELAY_S, SLICE_S = 100e-6, 3e-3

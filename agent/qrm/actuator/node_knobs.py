@@ -13,7 +13,7 @@ from agent.qrm.actuator.disk_settings import DISK_KNOBS, DiskSettings
 from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
 from agent.qrm.actuator.power_limits import PowerLimits
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
-from agent.qrm.decisions.memory import decide_oom_scores
+from agent.qrm.decisions.memory_controls import decide_oom_scores
 from agent.qrm.knobs.io import SysfsSetting, disk_settings
 from agent.qrm.knobs.resctrl import GROUP_PREFIX, build_resctrl_groups
 from agent.sensors.cgroup.hierarchy import Hierarchy
@@ -21,9 +21,8 @@ from agent.sensors.parsers import task_ids
 from api.advice import NodeAdvice, PowerCap
 from api.decision import Decision, Outcome
 from api.interfaces import Unavailable
-from api.measurements import Disk
 from api.rates import cgroups_by_container
-from api.snapshot import ComponentHealth, Snapshot
+from api.snapshot import ComponentHealth, Disk, Snapshot
 from common.files import read_small_file
 
 DISKS, RESCTRL, OOM, POWER = "disk-settings", "resctrl-groups", "oom-scores", "power-limits"

@@ -1,25 +1,32 @@
-"""Turns CPU advice into requests for cpusets, quotas, `cpu.idle` and weights (Katalyst's QRM CPU policy).
-Pure. Online pods are changed only where cpusets separate the pools. Reclaimed pods share the reclaimable CPU, or
-the quota of their NUMA nodes, in proportion to their requests.
+"""Turns the result of a policy into decisions: CPU first, then knob requests that do not conflict with it. Pure.
+Online pods are changed only where cpusets separate the pools. Reclaimed pods share the reclaimable CPU, or the quota of
+their NUMA nodes, in proportion to their requests. Controls that the kubelet writes itself (static CPU manager, memory
+manager) are left out. `cpu.idle` is set on a reclaim root only if the root contains nothing but reclaimed pods and is not
+a QoS cgroup of the kubelet.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from posixpath import dirname
 
 import msgspec
 
+from agent.qrm.cpuset.allowed_cpus import AllowedCpus, restrict_to_allowed
 from agent.qrm.cpuset.state import RECLAIM, CpusetAllocation
-from agent.qrm.knobs.knob_files import MIN_QUOTA_US
-from api.advice import NOT_NUMA_BOUND, ControlKnob, KnobRequest, PoolSize
+from agent.qrm.decisions.knob_requests import KnobRequests, resolve_knob_requests
+from agent.qrm.knobs.knob_files import QUOTA_PERIODS_US, format_quota
+from api.advice import NOT_NUMA_BOUND, ControlKnob, KnobRequest, MemoryAdvice, NodeAdvice, PoolSize
 from api.cpu import format_cpu_list
-from api.decision import Advice
+from api.decision import Advice, Decision
+from api.forecast import Forecast
 from api.knobs import Knob, Reason
-from api.pod import Container, Pod
+from api.pod import Container, Pod, request_weight
 from api.qos import QoSLevel
-from api.snapshot import Snapshot
+from api.snapshot import KubeletManagers, Snapshot, reclaimed_containers
 
 
 def numa_quota_cores(sizes: Sequence[PoolSize]) -> dict[int, float]:
@@ -54,8 +61,6 @@ def split_numa_quotas(
     }
 
 
-QUOTA_PERIODS_US = (100_000, 200_000, 500_000, 1_000_000)
-"""Periods of quotas: the kernel's default if possible, up to the kernel's maximum for small shares."""
 YIELD_REASON = Reason(
     rule="yield_to_online",
     text="Reclaimed pods run only on idle CPUs: at every wakeup the scheduler prefers online pods.",
@@ -140,17 +145,6 @@ def _reclaimed_values(
     return values if quota is None else values | {Knob.QUOTA: quota}
 
 
-def reclaimed_containers(snapshot: Snapshot) -> list[Container]:
-    """Return the containers of reclaimed pods that have a cgroup."""
-    return [
-        container
-        for pod in snapshot.pods
-        if pod.qos is QoSLevel.RECLAIMED
-        for container in pod.containers
-        if container.cgroup in snapshot.cgroups
-    ]
-
-
 def _node_wide_quotas(advice: Advice, snapshot: Snapshot) -> Mapping[str, tuple[str, Reason]]:
     """Return the quota of each reclaimed container: the reclaimable CPU by weight, at most its own limit. Containers
     that made online pods wait have a smaller weight. A small share gets a longer period instead of the kernel's
@@ -220,19 +214,93 @@ def _limited_cores(container: Container, cores: float | None) -> float | None:
     return min(cores, limit)
 
 
-def format_quota(cores: float) -> str:
-    """Return the quota and period for these cores; small shares get a longer period to reach the minimum quota."""
-    period_us = next(
-        (period for period in QUOTA_PERIODS_US if round(cores * period) >= MIN_QUOTA_US), QUOTA_PERIODS_US[-1]
-    )
-    return f"{round(cores * period_us)} {period_us}"
-
-
-def request_weight(container: Container) -> float:
-    """Return the weight by which reclaimed containers share the reclaimable CPU."""
-    return container.reclaimed_cpu_cores or container.cpu_request_cores or 1.0
-
-
 def managed_cgroups(pods: tuple[Pod, ...]) -> frozenset[str]:
     """Return the cgroups that the agent may write to: those of listed pods."""
     return frozenset(container.cgroup for pod in pods for container in pod.containers)
+
+
+_KUBELET_CGROUP = re.compile(r"(?:.*-)?(?:kubepods|burstable|besteffort)(?:\.slice)?")
+"""Names of the kubelet's QoS cgroups, with the cgroupfs and with the systemd driver."""
+
+
+class PolicyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one cycle of the policy computed. Advice and placement are None with the policy `none`."""
+
+    advice: Advice | None = None
+    """CPU advice, with the CPUs of the pools."""
+    placement: CpusetAllocation | None = None
+    memory: MemoryAdvice | None = None
+    extra_cgroups: frozenset[str] = frozenset()
+    """Cgroups that belong to no pod and that the settings allow the agent to change."""
+    knob_requests: KnobRequests = KnobRequests()
+    node: NodeAdvice | None = None
+    """Advice about the whole node; None if no such feature is enabled."""
+    forecasts: tuple[Forecast, ...] = ()
+    allowed_cpus: AllowedCpus | None = None
+    reclaim_roots: tuple[str, ...] = ()
+    """Cgroups that contain listed reclaimed pods and no other listed pods, of the node or of one NUMA node."""
+
+
+def compose_decisions(
+    result: PolicyResult, snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]
+) -> tuple[Decision, ...]:
+    """Return one decision per (cgroup, knob); `knobs` are those that the kernel offers for each cgroup. The CPU advice
+    has precedence over other requests for the same knob."""
+    managers, advice, placement = snapshot.node.kubelet, result.advice, result.placement
+    if managers is not None and managers.manages_cpusets and advice is not None and not advice.idle:
+        # The kubelet owns the cpusets, so priority and quota must separate what the pools would have separated.
+        advice, placement = msgspec.structs.replace(advice, idle=True), None
+    requests: tuple[KnobRequest, ...] = ()
+    if advice is not None:
+        requests = cpu_requests(advice, restrict_to_allowed(snapshot, result.allowed_cpus), knobs, placement)
+        requests += _idle_root_requests(result.reclaim_roots, snapshot, knobs) if advice.idle else ()
+    requests += result.memory.knob_requests if result.memory is not None else ()
+    decisions = resolve_knob_requests(
+        (*requests, *result.knob_requests.requests), snapshot, knobs, result.extra_cgroups
+    )
+    kubelet_knobs = _knobs_of_kubelet(managers)
+    return tuple(decision for decision in decisions if decision.knob not in kubelet_knobs)
+
+
+def _idle_root_requests(
+    roots: Collection[str], snapshot: Snapshot, knobs: Mapping[str, Collection[Knob]]
+) -> tuple[KnobRequest, ...]:
+    # Priority only compares children of one parent, so the cgroup around the reclaimed pods needs it as well.
+    knob, value = lowest_priority(frozenset[Knob]().union(*knobs.values()))
+    return tuple(
+        KnobRequest(cgroup=root, knob=knob, value=value, reason=YIELD_REASON)
+        for root in roots
+        if not is_kubelet_cgroup(root) and has_only_reclaimed_pods(snapshot, root)
+    )
+
+
+def is_kubelet_cgroup(root: str) -> bool:
+    """Return whether the path is one of the kubelet's QoS cgroups. The kubelet writes cpu.shares there at its start
+    and while it runs. The kernel refuses shares of an idle group (kernel/sched/fair.c, sched_group_set_shares()),
+    and a kubelet whose write fails does not start."""
+    return _KUBELET_CGROUP.fullmatch(root.rpartition("/")[2]) is not None
+
+
+def has_only_reclaimed_pods(snapshot: Snapshot, root: str) -> bool:
+    """Return whether all tasks below `root` belong to listed reclaimed pods. The other cgroups of a pod (its
+    sandbox) count as the pod's. A cgroup with an unknown number of tasks has some."""
+    inside = [path for path in snapshot.cgroups if path.startswith(f"{root}/")]
+    listed = (c.cgroup for pod in snapshot.pods if pod.qos is QoSLevel.RECLAIMED for c in pod.containers)
+    pod_cgroups = {above if (above := dirname(path)).startswith(f"{root}/") else path for path in listed}
+    leaves = set(inside) - {dirname(path) for path in inside}
+    return all(snapshot.cgroups[path].threads == 0 or _is_below_any(path, pod_cgroups, root) for path in leaves)
+
+
+def _is_below_any(path: str, ancestors: Collection[str], root: str) -> bool:
+    while len(path) > len(root):
+        if path in ancestors:
+            return True
+        path = dirname(path)
+    return False
+
+
+def _knobs_of_kubelet(managers: KubeletManagers | None) -> frozenset[Knob]:
+    """Return the knobs that the kubelet's CPU and memory managers rewrite periodically."""
+    if managers is None or not (managers.manages_cpusets or managers.mems):
+        return frozenset()
+    return frozenset({Knob.CPUSET, Knob.MEMS} if managers.manages_cpusets else {Knob.MEMS})

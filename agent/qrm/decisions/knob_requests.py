@@ -11,7 +11,7 @@ import msgspec
 from agent.config.qrm import KnobsConfig
 from agent.qrm.decisions.cpu_burst import CpuBurstRequests, CpuBurstState, koordinator_burst, static_burst
 from agent.qrm.decisions.koordinator_suppress import SuppressState, suppress_reclaimed
-from agent.qrm.decisions.memory import memory_qos_requests
+from agent.qrm.decisions.memory_controls import memory_qos_requests
 from agent.qrm.decisions.network import NetworkAllocation, allocate_bandwidth, net_class_requests
 from agent.qrm.knobs.io import io_requests
 from agent.qrm.knobs.knob_files import LIST_KNOBS

@@ -11,15 +11,15 @@ from math import ceil
 import msgspec
 
 from agent.config.qrm import SuppressConfig
-from agent.qrm.decisions.cpu import format_quota, reclaimed_containers, request_weight
+from agent.qrm.knobs.knob_files import format_quota
 from agent.qrm.knobs.notation import DEFAULT_PERIOD_US, UNLIMITED
 from api.advice import KnobRequest
 from api.cpu import Cpu, Topology, format_cpu_list
 from api.knobs import Knob, Reason
-from api.pod import Container
+from api.pod import Container, request_weight
 from api.qos import QoSLevel
 from api.rates import Rates
-from api.snapshot import Snapshot
+from api.snapshot import Snapshot, reclaimed_containers
 
 MIN_CPUS = 2
 MIN_QUOTA_US = 2000

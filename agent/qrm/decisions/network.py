@@ -11,10 +11,9 @@ import msgspec
 from agent.config.qrm import NetworkQosConfig
 from api.advice import NETWORK_SPEED_UNKNOWN, NO_BANDWIDTH, NO_NETWORK_CARD, KnobRequest, NicBandwidth
 from api.knobs import Knob, Reason
-from api.measurements import Interface
 from api.pod import Pod
 from api.qos import NIC_SELECTION_KEY
-from api.snapshot import Snapshot
+from api.snapshot import Interface, Snapshot
 
 
 class NetworkAllocation(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,7 @@ from agent.config.qrm import DiskIoConfig
 from agent.qrm.knobs.notation import canonical_io_max
 from api.advice import KnobRequest
 from api.knobs import Knob, Reason
-from api.measurements import Disk
-from api.snapshot import Snapshot
+from api.snapshot import Disk, Snapshot
 
 
 class SysfsSetting(msgspec.Struct, frozen=True, kw_only=True):

@@ -560,3 +560,15 @@ CLAMPS: Mapping[Knob, Callable[[str, KnobLimits], str]] = {
     Knob.IO_MAX: _clamp_io_max,
     Knob.NET_CLASS: _unclamped,
 }
+
+
+QUOTA_PERIODS_US = (100_000, 200_000, 500_000, 1_000_000)
+"""Periods of quotas: the kernel's default if possible, up to the kernel's maximum for small shares."""
+
+
+def format_quota(cores: float) -> str:
+    """Return the quota and period for these cores; small shares get a longer period to reach the minimum quota."""
+    period_us = next(
+        (period for period in QUOTA_PERIODS_US if round(cores * period) >= MIN_QUOTA_US), QUOTA_PERIODS_US[-1]
+    )
+    return f"{round(cores * period_us)} {period_us}"

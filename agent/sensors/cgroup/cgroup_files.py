@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from agent.sensors import parsers
 from agent.sensors.cgroup.hierarchy import Hierarchy
-from api.measurements import UNLIMITED, CgroupLimits, IoStat
-from api.snapshot import Cadence
+from api.snapshot import UNLIMITED, Cadence, CgroupLimits, IoStat
 
 V1_UNLIMITED_BYTES = 0x7FFF_FFFF_FFFF_0000
 """Version 1 writes no limit as the largest number of whole pages (PAGE_COUNTER_MAX), here of up to 64 KiB."""

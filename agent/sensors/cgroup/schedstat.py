@@ -14,7 +14,7 @@ from agent.sensors.cgroup.cgroup_files import UNCACHEABLE_FILES
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.kernel_files import DescriptorBudget, KernelFile
 from api.interfaces import Unavailable, Vanished
-from api.measurements import RunqLatency
+from api.snapshot import RunqLatency
 from api.text import cgroup_name_to_bytes
 
 HOST_PID_REMEDY = (

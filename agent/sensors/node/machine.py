@@ -12,8 +12,8 @@ from agent.sensors import parsers
 from agent.sensors.kernel_files import MAX_ATTRIBUTE_BYTES, ProcSysFiles
 from agent.sensors.parsers import number
 from api.cpu import Cpu, Topology, parse_cpu_list
-from api.measurements import Machine
 from api.node_resources import HardwareInventory, NetworkInterfaceCard
+from api.snapshot import Machine
 from common.files import read_small_file
 
 _CPU_DIRECTORY, _NUMA_DIRECTORY = "devices/system/cpu", "devices/system/node"

@@ -12,7 +12,7 @@ from typing import Any
 from agent.sensors import parsers
 from agent.sensors.kernel_files import ProcSysFiles
 from agent.sensors.parsers import SAFE_DIGITS, number
-from api.measurements import L3Monitor
+from api.snapshot import L3Monitor
 
 _USER_HZ = os.sysconf("SC_CLK_TCK")
 _RUN_DELAY, _TIMESLICES = 7, 8

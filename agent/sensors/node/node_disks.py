@@ -11,7 +11,7 @@ from agent.sensors import parsers
 from agent.sensors.cgroup.hierarchy import Mount, parse_mountinfo
 from agent.sensors.kernel_files import ProcSysFiles
 from agent.sensors.parsers import MAX_COUNTER, number, scaled
-from api.measurements import Disk, Filesystem
+from api.snapshot import Disk, Filesystem
 
 SECTOR_BYTES = 512
 """Unit of /proc/diskstats, whatever the device's own sector (Documentation/admin-guide/iostats.rst)."""

@@ -11,7 +11,7 @@ from agent.sensors import parsers
 from agent.sensors.kernel_files import ProcSysFiles
 from agent.sensors.node.machine import parse_cpus
 from agent.sensors.parsers import number
-from api.measurements import MemoryZone, NumaNode
+from api.snapshot import MemoryZone, NumaNode
 
 _SYSCTL_NAMES = {
     "vm/watermark_scale_factor": ("vm.watermark_scale_factor",),

@@ -15,7 +15,7 @@ from agent.sensors import parsers
 from agent.sensors.kernel_files import ProcSysFiles
 from agent.sensors.parsers import number
 from api.interfaces import Unavailable
-from api.measurements import Interface
+from api.snapshot import Interface
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20

@@ -13,7 +13,7 @@ import msgspec
 from agent.sensors.pods.kubelet_configuration import MANAGER_OFF, KubeletConfigPoller, KubeletConfiguration
 from api.cpu import parse_cpu_list
 from api.interfaces import ProbeReading, Unavailable
-from api.measurements import KubeletManagers
+from api.snapshot import KubeletManagers
 from common.files import read_small_file
 
 CPU_STATE_FILE, MEMORY_STATE_FILE = "cpu_manager_state", "memory_manager_state"

@@ -13,8 +13,7 @@ from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.advisor import AdvisorConfig
 from agent.config.config import AgentConfig
 from agent.config.qrm import CpuPlacementConfig
-from agent.qrm.decisions.compose import PolicyResult, compose_decisions
-from agent.qrm.decisions.cpu import managed_cgroups
+from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
 from agent.qrm.knobs.knob_files import KNOB_SPECS, UNSUPPORTED, canonical
 from api.cpu import Topology, parse_cpu_list
 from api.decision import Decision

@@ -10,14 +10,12 @@ from msgspec.structs import replace
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.config import AgentConfig
 from agent.qrm.cpuset.allowed_cpus import AllowedCpus, allowed_cpus_of
-from agent.qrm.decisions.compose import PolicyResult, compose_decisions
-from agent.qrm.decisions.cpu import managed_cgroups
+from agent.qrm.decisions.cpu import PolicyResult, compose_decisions, managed_cgroups
 from api.cpu import format_cpu_list, parse_cpu_list
 from api.knobs import Knob
-from api.measurements import CgroupLimits, ThreadStates
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import CgroupLimits, CgroupSample, Snapshot, ThreadStates
 from tests.agent.advisor.cycles import advice_of, evaluate_cycles, headroom_of, settings
 from tests.builders.nodes import S, topology
 from tests.builders.pods import dedicated, reclaimed, shared

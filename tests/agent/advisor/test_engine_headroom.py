@@ -24,10 +24,9 @@ from agent.config.qrm import CpuPlacementConfig
 from agent.config.report import ReportConfig
 from agent.config.units import GIB
 from api.cpu import Topology
-from api.measurements import NumaNode
 from api.pod import Pod
 from api.qos import Enhancements
-from api.snapshot import ComponentHealth, NodeSample, Snapshot
+from api.snapshot import ComponentHealth, NodeSample, NumaNode, Snapshot
 from tests.agent.advisor.cycles import advice_of, evaluate_cycles, headroom_of, reported_of
 from tests.builders.nodes import S, cpu_times, topology
 from tests.builders.pods import dedicated, reclaimed, shared

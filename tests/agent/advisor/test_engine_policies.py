@@ -17,16 +17,15 @@ from agent.config.loader import ConfigError
 from agent.eviction.eviction_inputs import EvictionInputs
 from agent.eviction.manager import EvictionState
 from agent.eviction.manager import evaluate_evictions as evict
-from agent.qrm.decisions.compose import PolicyResult, compose_decisions
+from agent.qrm.decisions.cpu import PolicyResult, compose_decisions
 from api.advice import IndicatorState, PowerActionKind
 from api.annotations import IndicatorTarget, ServiceProfile, parse_service_profile
 from api.cpu import Topology
 from api.decision import Decision
 from api.knobs import Knob
-from api.measurements import Interface, Pressure, RunqLatency
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
-from api.snapshot import RequestLatency, Snapshot
+from api.snapshot import Interface, Pressure, RequestLatency, RunqLatency, Snapshot
 from tests.agent.advisor.cycles import advice_of, evaluate_cycles, settings
 from tests.builders.nodes import cpu_times, topology
 from tests.builders.pods import dedicated, pod, reclaimed, shared

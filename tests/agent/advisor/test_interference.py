@@ -11,8 +11,7 @@ from agent.advisor.latency import LatencyInputs, evaluate_latency
 from agent.config.advisor import AdvisorConfig, LatencyConfig
 from agent.qrm.decisions.cpu import cpu_requests
 from api.knobs import Knob
-from api.measurements import Blame, RunqLatency
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import Blame, CgroupSample, RunqLatency, Snapshot
 from tests.agent.advisor.cycles import advise_cycles
 from tests.builders.nodes import S
 from tests.builders.nodes import run_queue_latency as waits

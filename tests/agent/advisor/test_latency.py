@@ -12,14 +12,12 @@ from msgspec.structs import replace
 from agent.advisor.advisor_state import AdvisorState
 from agent.advisor.engine import PolicyState, advise_cpu
 from agent.advisor.interference import Interference
-from agent.advisor.latency import LatencyInputs, evaluate_latency
-from agent.advisor.runq_latency import is_latency_alarm
+from agent.advisor.latency import LatencyInputs, evaluate_latency, is_latency_alarm
 from agent.config.advisor import AdvisorConfig, LatencyConfig
 from agent.config.config import AgentConfig
 from api.knobs import Reason
-from api.measurements import RunqLatency, ThreadStates
-from api.runq_latency import exclude_throttling
-from api.snapshot import CgroupSample, ComponentHealth, Snapshot
+from api.rates import exclude_throttling
+from api.snapshot import CgroupSample, ComponentHealth, RunqLatency, Snapshot, ThreadStates
 from tests.agent.advisor.cycles import advice_of, advise_cycles, evaluate_cycles
 from tests.builders.nodes import S
 from tests.builders.nodes import run_queue_latency as waits
@@ -320,7 +318,7 @@ def test_a_cycle_milliseconds_after_another_does_not_measure_zero_use() -> None:
 def test_breaches_above_a_level_do_not_cause_oscillation() -> None:
     """Above 1.5 of 2 cores batch work causes a breach: the quota settles below, and breaches become rare."""
     state, total = AdvisorState(), {10: 0, 16_000: 0}
-    used, reclaimable, breaches, sum_lent = 0.0, 2.0, 0, 0.0
+    used, reclaimable, breaches, sum_reclaimable = 0.0, 2.0, 0, 0.0
     for second in range(600):
         used += reclaimable
         total = {10: total[10] + 1000, 16_000: total[16_000] + (200 if reclaimable > 1.5 else 0)}
@@ -329,9 +327,9 @@ def test_breaches_above_a_level_do_not_cause_oscillation() -> None:
         assert advice is not None
         reclaimable = advice.reclaimable_cores
         breaches += advice.reason.rule == "wait_above_target"
-        sum_lent += reclaimable
+        sum_reclaimable += reclaimable
     assert breaches <= 27
-    assert sum_lent / 600 >= 1.15
+    assert sum_reclaimable / 600 >= 1.15
 
 
 def test_disabling_reclaim_keeps_only_the_minimum() -> None:

@@ -88,7 +88,7 @@ def test_plugins_are_switched_one_by_one(file: list[str], enable: Any, plugins: 
     assert set(settled({"eviction": {"plugins": file}}, thing(config)).config.eviction.plugins) == set(plugins)
 
 
-def test_a_dry_run_of_a_plugin_that_does_not_judge_is_nothing_to_refuse() -> None:
+def test_a_dry_run_of_a_disabled_plugin_is_accepted() -> None:
     result = settled({"eviction": {"plugins": [RSS]}}, thing({"evictionConfig": {"dryRun": [RSS, NUMA]}}))
     assert (result.config.eviction.dry_run, result.problems) == ((RSS,), {})
 

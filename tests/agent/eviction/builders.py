@@ -9,10 +9,9 @@ from zlib import crc32
 from agent.eviction.eviction_inputs import EvictionInputs
 from agent.eviction.finding import EvictionFinding
 from api.eviction import ThresholdMet
-from api.measurements import LoadAverages, MemoryZone, NumaNode, Pressure
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import CgroupSample, LoadAverages, MemoryZone, NodeSample, NumaNode, Pressure, Snapshot
 from tests.agent.advisor.builders import topology
 from tests.builders import pods as pods_builder
 

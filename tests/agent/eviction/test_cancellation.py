@@ -12,7 +12,7 @@ from agent.eviction.runner import EvictionRunner
 from agent.eviction.victims import PendingEviction, SentEviction, evictions_to_cancel, track_pending_evictions
 from api.eviction import EvictionBlock, EvictionResult, EvictionThreshold, EvictionVictim, ThresholdMet
 from api.knobs import Reason
-from api.measurements import Pressure
+from api.snapshot import Pressure
 from tests.agent.eviction.builders import GIB, MIB, S, pod, situation
 from tests.agent.eviction.test_runner import RSS, FakePodEvictor, config
 

@@ -38,11 +38,10 @@ from agent.eviction.victims import (
 from api.advice import Headroom, PowerAction, PowerActionKind
 from api.eviction import EvictionResult, EvictionThreshold, ThresholdMet
 from api.knobs import Reason
-from api.measurements import Filesystem, Pressure
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
 from api.quantity import format_bytes
-from api.snapshot import ComponentHealth
+from api.snapshot import ComponentHealth, Filesystem, Pressure
 from tests.agent.eviction.builders import (
     GIB,
     HARD,

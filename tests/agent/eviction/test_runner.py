@@ -20,10 +20,9 @@ from api.advice import CpuAdvice, Headroom, Region, RegionAdvice, RegionKind
 from api.decision import Advice, Pool
 from api.eviction import EvictionBlock, EvictionEvent, EvictionEventReason, ThresholdMet
 from api.knobs import Reason
-from api.measurements import Interface
 from api.pod import Pod
 from api.qos import QoSLevel
-from api.snapshot import Snapshot
+from api.snapshot import Interface, Snapshot
 from tests.agent.eviction.builders import MIB, S, pod, situation
 from tests.agent.eviction.test_manager import broken, replace_plugin
 

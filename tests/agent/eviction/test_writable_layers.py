@@ -14,8 +14,8 @@ from agent.eviction import writable_layers
 from agent.eviction.eviction_inputs import RootfsUse
 from agent.eviction.runner import EvictionRunner
 from agent.eviction.writable_layers import POD_UID_LABEL, WritableLayers
-from api.measurements import Filesystem
 from api.proto import cri_runtime_pb2 as wire
+from api.snapshot import Filesystem
 from common.grpc_unix import GrpcService, serve_on_socket
 from tests.agent.eviction.builders import GIB, S, situation
 from tests.agent.eviction.test_runner import BATCH, FakePodEvictor, config

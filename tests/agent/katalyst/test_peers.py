@@ -21,11 +21,10 @@ from agent.loop import Loop
 from api.cpu import parse_cpu_list
 from api.interfaces import Unavailable
 from api.knobs import Knob
-from api.measurements import NumaNode
 from api.proto import pod_resources_pb2
 from api.proto import resource_plugin_pb2 as plugin
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import CgroupSample, NumaNode, Snapshot
 from common.grpc_calls import CALL_COUNTS
 from common.grpc_unix import GrpcClient, GrpcService, serve_on_socket
 from common.supervised_tasks import SupervisedTasks

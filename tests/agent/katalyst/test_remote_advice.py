@@ -9,14 +9,13 @@ from agent.config.loader import parse_config
 from agent.katalyst.admission import build_admission_inputs
 from agent.katalyst.cpu_advice_codec import decode_cpu_advice
 from agent.katalyst.memory_advice_codec import decode_memory_advice
-from agent.qrm.decisions.compose import PolicyResult, compose_decisions
+from agent.qrm.decisions.cpu import PolicyResult, compose_decisions
 from api.cpu import parse_cpu_list
 from api.knobs import Knob
-from api.measurements import NumaNode
 from api.proto import advisor_svc_pb2 as svc
 from api.proto import cpu_advisor_pb2 as cpu
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import CgroupSample, NumaNode, Snapshot
 from tests.agent.advisor.builders import snapshot
 from tests.agent.katalyst.builders import node, pod
 

@@ -18,7 +18,7 @@ from api.knobs import Reason
 
 def fact(at_s: float = 1.0, online: float = 1.0, **values: object) -> CycleFacts:
     state: dict[str, object] = {
-        "interval_s": 1.0, "node_cpus": 4, "demand_cores": online + 0.5, "batch_cores": 2.0, "batch_lent_cores": 4.0,
+        "interval_s": 1.0, "node_cpus": 4, "demand_cores": online + 0.5, "batch_cores": 2.0, "batch_reclaimable_cores": 4.0,
         "interference_cores": 0.2, "waits": (0,) * SLOT_COUNT,
     }  # fmt: skip
     return CycleFacts(at_s=at_s, online_cores=online, **{**state, **values})  # type: ignore[arg-type]
@@ -44,8 +44,8 @@ def advice(reclaimable: float, share: str = "0123", reclaim: str = "0123", headr
         (fact(), advice(1.0), 1.0, 0.1, 0.0),
         (fact(), None, 2.0, 0.2, 0.0),
         # it had all that it was lent, so it would have taken what is left of the node
-        (fact(batch_lent_cores=2.1), advice(4.0), 3.0, 0.3, 0.0),
-        (fact(batch_lent_cores=2.1), advice(2.5), 2.5, 0.25, 0.0),
+        (fact(batch_reclaimable_cores=2.1), advice(4.0), 3.0, 0.3, 0.0),
+        (fact(batch_reclaimable_cores=2.1), advice(2.5), 2.5, 0.25, 0.0),
         # pools of their own: no waits for batch work, but 1.5 cores wanted on one CPU
         (fact(), advice(3.0, "0", "123"), 2.0, 0.0, 0.5),
         (fact(batch_cores=0.0), advice(3.0), 0.0, 0.0, 0.0),

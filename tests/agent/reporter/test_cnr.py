@@ -20,10 +20,9 @@ from api.decision import ActMode, Advice, Cycle, Pool
 from api.eviction import ActiveCondition, EvictionCondition, EvictionResult
 from api.katalyst.cnr import CustomNodeResource, CustomNodeResourceStatus, QosTaint
 from api.knobs import Reason
-from api.measurements import Interface, Machine, NumaNode
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY, Container, Pod
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import CgroupSample, Interface, Machine, NodeSample, NumaNode, Snapshot
 
 GIB = 1 << 30
 S = 1_000_000_000

@@ -21,10 +21,9 @@ from api.advice import Headroom, NodeAdvice, OvercommitAdvice
 from api.decision import Cycle
 from api.eviction import EvictionEvent, EvictionEventReason, EvictionResult, EvictionVictim
 from api.knobs import Reason
-from api.measurements import KubeletManagers
 from api.node_resources import ObjectSection
 from api.pod import RECLAIMED_CPU, RECLAIMED_MEMORY
-from api.snapshot import ComponentHealth
+from api.snapshot import ComponentHealth, KubeletManagers
 from tests.agent.reporter.test_cnr import ADVERTISED, BATCH, LIFECYCLE, OWN_TAINT, finished
 from tests.agent.reporter.test_cnr_merge import field
 from tests.builders.api_server import FakeApiServer

@@ -10,10 +10,9 @@ from agent.reporter.overcommit_annotations import guaranteed_cpus, overcommit_an
 from api.advice import NodeAdvice, OvercommitAdvice
 from api.decision import Cycle
 from api.knobs import Reason
-from api.measurements import KubeletManagers
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-from api.snapshot import NodeSample
+from api.snapshot import KubeletManagers, NodeSample
 from tests.builders.four_cpu_node import busy_cycle
 
 K = "katalyst.kubewharf.io"

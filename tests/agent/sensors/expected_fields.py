@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from agent.sensors.cgroup.cgroup_files import FIELD_TABLE
-from api.measurements import UNLIMITED, CgroupLimits, IoStat, Pressure
-from api.snapshot import CgroupSample
+from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, IoStat, Pressure
 
 COUNTED: dict[str, object] = {
     "cpu_usage_ns": 1_500_000_000,

@@ -10,10 +10,9 @@ from agent.sensors.node.node_reader import NodeReader
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from agent.sensors.snapshot import Sensor
 from api.interfaces import HealthReporter, Probe, ProbeReading, RunqLatencySource, Unavailable
-from api.measurements import RunqLatency
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-from api.snapshot import ComponentHealth, Snapshot
+from api.snapshot import ComponentHealth, RunqLatency, Snapshot
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.machine_texts import PROC
 

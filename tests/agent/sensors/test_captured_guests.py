@@ -14,8 +14,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from api.measurements import UNLIMITED, CgroupLimits, IoStat, Machine
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, IoStat, Machine, Snapshot
 from tests.captures import CAPTURES, Captured
 
 MIB = 1 << 20

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.sensors.node.node_reader import NodeReader
-from api.measurements import UNLIMITED, CgroupLimits, IoStat, Machine
-from api.snapshot import Snapshot
+from api.snapshot import UNLIMITED, CgroupLimits, IoStat, Machine, Snapshot
 from tests.agent.sensors.hostile_texts import damaged
 from tests.captures import CAPTURES, Captured
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.sensors import parsers
-from api.measurements import CpuTimes, Pressure
+from api.snapshot import CpuTimes, Pressure
 from tests.agent.sensors.hostile_texts import numbers_in
 
 V1_STAT = b"nr_periods 40\nnr_throttled 8\nthrottled_time 320000000\nnr_bursts 0\nburst_time 0\n"

@@ -10,10 +10,9 @@ import pytest
 
 from agent.sensors.cgroup.cgroup_reader import CgroupReader
 from api.interfaces import Unavailable
-from api.measurements import RunqLatency
 from api.pod import Container
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import CgroupSample, RunqLatency, Snapshot
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.sensor_machine import WEB, Machine, status
 

@@ -10,10 +10,9 @@ import pytest
 from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
 from agent.sensors.pods.pod_indicators import PodIndicatorScraper
 from api.interfaces import Unavailable
-from api.measurements import RunqLatency
 from api.pod import Container, Pod
 from api.qos import QoSLevel
-from api.snapshot import RequestLatency
+from api.snapshot import RequestLatency, RunqLatency
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.sensor_machine import WEB, Machine, status
 

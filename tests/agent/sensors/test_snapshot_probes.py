@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from api.interfaces import Probe, ProbeReading, Unavailable
-from api.measurements import RunqLatency, ThreadStates
+from api.snapshot import RunqLatency, ThreadStates
 from tests.agent.sensors.sensor_machine import Machine, ScriptedProbe, ScriptedReporter, status
 
 STATES = ThreadStates(runnable=1, uninterruptible=0, iowait=0, sleeping=2)

@@ -18,7 +18,7 @@ from api.eviction import (
     ThresholdMet,
 )
 from api.knobs import Reason
-from cli.explain.answer import EvictionHistory
+from cli.explain.answer import PodEvictions
 from cli.explain.command import explain
 from cli.explain.report import eviction_text, threshold_text
 from cli.top.frame import overview_lines
@@ -91,7 +91,7 @@ def test_the_reason_of_an_eviction_is_printed_once() -> None:
         *(EvictionEntry(seq=n, wall_time_ns=0, cycle_seq=2, kill=kill) for n, kill in enumerate(reversed(kills), 2)),
         victim,
     )
-    result = list(eviction_text(EvictionHistory(pod="default/batch", terminating=False, entries=entries), 10**9))
+    result = list(eviction_text(PodEvictions(pod="default/batch", terminating=False, entries=entries), 10**9))
     assert [content.partition("ago: ")[2] for _, content in result[1:3]] == [
         "EvictSucceeded: it is gone",
         "EvictCreated: created",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.interfaces import ProbeReading
-from api.measurements import Blame
+from api.snapshot import Blame
 from cli.probe.blame import blame_rows, render_blame_matrix
 from cli.probe.commands import summarize_interval
 from cli.probe.interval import CgroupChange, ProbeInterval

@@ -10,7 +10,7 @@ import pytest
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading
-from api.measurements import Blame, BlockIo, Durations, LoadAverages, SocketTraffic, ThreadStates
+from api.snapshot import Blame, BlockIo, Durations, LoadAverages, SocketTraffic, ThreadStates
 from api.text import to_json
 from cli.formats import ABSENT
 from cli.probe.commands import summarize_interval

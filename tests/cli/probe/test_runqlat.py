@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import cli.probe.commands
 from api.histogram import BOUNDS_NS, SLOT_COUNT
 from api.interfaces import ProbeReading
-from api.measurements import BlockIo, RunqLatency
+from api.snapshot import BlockIo, RunqLatency
 from cli.probe import commands
 from cli.probe.commands import validate_cgroup_prefix
 from cli.probe.runqlat import (
@@ -25,7 +25,7 @@ from cli.probe.runqlat import (
     runqlat_histogram,
     summarize_runqlat,
 )
-from probes.cgroup_table import LostEvents
+from probes.per_cgroup_probe import LostEvents
 from tests.builders.terminal import rendered_lines
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from api.histogram import SLOT_COUNT
 from api.interfaces import ProbeReading
-from api.measurements import Durations, Wakeups
+from api.snapshot import Durations, Wakeups
 from cli.probe.commands import summarize_interval
 from cli.probe.interval import ProbeInterval
 from cli.probe.wakeups import WakeupHop, chains, hops, render_wakeup_chains

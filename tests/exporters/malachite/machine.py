@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from api.cpu import Cpu, Topology
 from api.decision import ActMode, Cycle
-from api.measurements import (
+from api.snapshot import (
     UNLIMITED,
     CgroupLimits,
+    CgroupSample,
     CpuTimes,
     Disk,
     Durations,
@@ -21,13 +22,14 @@ from api.measurements import (
     LoadAverages,
     Machine,
     MemoryZone,
+    NodeSample,
     NumaNode,
     Pressure,
     ReclaimLatency,
+    Snapshot,
     SocketTraffic,
     ThreadStates,
 )
-from api.snapshot import CgroupSample, NodeSample, Snapshot
 from exporters.malachite.cgroup_documents import CgroupLayout
 from exporters.malachite.history import MalachiteHistory
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from api.measurements import BlockIo, CgroupLimits, CpuCounters, Durations, ReclaimLatency
-from api.snapshot import Snapshot
+from api.snapshot import BlockIo, CgroupLimits, CpuCounters, Durations, ReclaimLatency, Snapshot
 from exporters.malachite.cgroup_documents import CgroupLayout
 from exporters.malachite.history import MalachiteHistory
 from exporters.malachite.memory import memory_document

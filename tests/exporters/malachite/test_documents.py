@@ -11,8 +11,18 @@ import pytest
 
 from api.cpu import Topology
 from api.interfaces import Unavailable
-from api.measurements import CgroupLimits, CpuCounters, CpuTimes, Disk, Durations, L3Monitor, NumaNode
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import (
+    CgroupLimits,
+    CgroupSample,
+    CpuCounters,
+    CpuTimes,
+    Disk,
+    Durations,
+    L3Monitor,
+    NodeSample,
+    NumaNode,
+    Snapshot,
+)
 from exporters.malachite.devices import frequency_document, info_document, io_document, power_document, resctrl_document
 from exporters.malachite.history import MalachiteHistory
 from exporters.malachite.memory import unusable_free_percent

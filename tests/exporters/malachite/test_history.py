@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from api.measurements import IoStat
-from api.snapshot import CgroupSample, Snapshot
+from api.snapshot import CgroupSample, IoStat, Snapshot
 from exporters.malachite.history import MalachiteHistory
 from tests.exporters.malachite.machine import BUSY, MS, S, snapshot
 

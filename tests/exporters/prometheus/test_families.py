@@ -11,8 +11,8 @@ import pytest
 from api.advice import PowerActionKind
 from api.decision import Decision, Outcome, OutcomeStatus
 from api.knobs import Knob, Reason
-from api.measurements import UNLIMITED, Blame, CgroupLimits, Interface, IoStat, L3Monitor, RunqLatency
 from api.metrics import AGENT_METRICS, AGENT_METRICS_BY_NAME, COARSE_BOUNDS_S, RUNQ_LATENCY_BOUNDS_S
+from api.snapshot import UNLIMITED, Blame, CgroupLimits, Interface, IoStat, L3Monitor, RunqLatency
 from exporters.prometheus.cgroup_families import MAX_AGGRESSORS_PER_CGROUP, worst_aggressors
 from exporters.prometheus.families import (
     AgentInfo,

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from api.decision import Cycle
-from api.measurements import UNLIMITED, CgroupLimits, ThreadStates
-from api.snapshot import CgroupSample
+from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, ThreadStates
 from api.text import to_json
 from exporters.page.web_server import HISTORY_ZLIB_LEVEL
 from exporters.view.cycle_view import (
@@ -69,7 +68,7 @@ def test_only_the_worst_culprits_are_named_and_the_rest_is_one_number() -> None:
     assert observed.rest_ms == pytest.approx(4 + 3 + 2 + 1), "the six worst are 10 to 5"
 
 
-def test_a_culprit_that_vanished_is_not_named() -> None:
+def test_an_aggressor_that_vanished_is_not_named() -> None:
     last = interference_cycles(5)[-1]
     after = last.snapshot.cgroups[WEB].blame
     assert after is not None

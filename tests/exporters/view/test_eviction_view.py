@@ -72,8 +72,10 @@ def test_plugins_and_reasons_begin_at_zero_so_that_the_first_victim_is_an_increa
 
 
 def test_a_notified_pod_is_no_victim() -> None:
-    told_only = tuple(msgspec.structs.replace(victim, notify=True) for victim in RICH_EVICTIONS.victims)
-    observed = MetricsState(version="1").after(reported(1, msgspec.structs.replace(RICH_EVICTIONS, victims=told_only)))
+    notified_only = tuple(msgspec.structs.replace(victim, notify=True) for victim in RICH_EVICTIONS.victims)
+    observed = MetricsState(version="1").after(
+        reported(1, msgspec.structs.replace(RICH_EVICTIONS, victims=notified_only))
+    )
     assert set(points(observed, "victims_total").values()) == {0}
 
 

@@ -8,10 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from agent.advisor.memory.memory_inputs import MemoryInputs, ReclaimRoot
-from api.measurements import UNLIMITED, CgroupLimits, Machine, MemoryZone, NumaNode, Pressure
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
-from api.snapshot import CgroupSample, NodeSample
+from api.snapshot import UNLIMITED, CgroupLimits, CgroupSample, Machine, MemoryZone, NodeSample, NumaNode, Pressure
 from tests.builders import snapshots
 from tests.builders.nodes import S, cgroup_sample, topology
 from tests.builders.pods import pod as build_pod

@@ -23,9 +23,8 @@ from agent.config.memory import (
 from api.advice import MemoryAdvice, MemoryPressure
 from api.cpu import Topology
 from api.knobs import Knob
-from api.measurements import Pressure
 from api.qos import QoSLevel
-from api.snapshot import CgroupSample, NodeSample, Snapshot
+from api.snapshot import CgroupSample, NodeSample, Pressure, Snapshot
 from tests.agent.advisor.memory.builders import GIB, ROOT, S, group, pod, root, situation, without
 
 RECLAIMED = QoSLevel.RECLAIMED

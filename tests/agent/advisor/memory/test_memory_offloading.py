@@ -21,9 +21,9 @@ from agent.advisor.memory.memory_offloading import (
 )
 from agent.config.memory import MemoryConfig, OffloadingBlockConfig, OffloadingConfig, OffloadingLayerConfig
 from api.knobs import Knob
-from api.measurements import Pressure
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
+from api.snapshot import Pressure
 from tests.agent.advisor.memory.builders import GIB, MIB, S, group, pod, situation
 
 ON, OFF = OffloadingLayerConfig(enable=True), OffloadingLayerConfig(enable=False)
@@ -248,7 +248,7 @@ def test_swap_stays_as_it_was_where_a_reading_is_missing(enable: bool) -> None:
     blind = replace(blind, snapshot=replace(blind.snapshot, node=unknown))
     no_pods = replace(blind, snapshot=replace(blind.snapshot, cgroups={}))
     other = replace(blind.snapshot.cgroups["/web"], id=8)
-    made_anew = replace(blind, snapshot=replace(blind.snapshot, cgroups={"/web": other}))
+    recreated = replace(blind, snapshot=replace(blind.snapshot, cgroups={"/web": other}))
 
     def swaps(result: OffloadResult) -> list[str]:
         return [request.value for request in result.knob_requests if request.knob is Knob.SWAP_MAX]
@@ -259,7 +259,7 @@ def test_swap_stays_as_it_was_where_a_reading_is_missing(enable: bool) -> None:
     second = run(blind, settings, first)
     assert (swaps(second), requested_bytes(second)) == ([value], {})
     assert swaps(run(blind, settings, run(no_pods, settings, second))) == [value]
-    assert swaps(run(made_anew, settings, second)) == swaps(run(blind, settings)) == []
+    assert swaps(run(recreated, settings, second)) == swaps(run(blind, settings)) == []
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from agent.advisor.provision.regions import RegionMembers
 from agent.config.advisor import IndicatorTargetsConfig, InferenceConfig, InferenceSlot
 from api.advice import IndicatorState, Region, RegionKind
 from api.annotations import IndicatorTarget
-from api.measurements import CpuCounters, RunqLatency
 from api.pod import Container
 from api.rates import NodeRates, Rates
+from api.snapshot import CpuCounters, RunqLatency
 from tests.agent.advisor.provision.builders import dedicated, shared, situation
 from tests.builders.nodes import S
 

@@ -40,9 +40,9 @@ from agent.eviction.sample_window import SampleWindow
 from api.advice import NOT_NUMA_BOUND, CpuAdvice, Headroom, PoolSize, Region, RegionAdvice, RegionKind
 from api.eviction import ThresholdMet
 from api.knobs import Reason
-from api.measurements import CpuTimes, Machine
 from api.pod import Pod
 from api.qos import Enhancements, QoSLevel
+from api.snapshot import CpuTimes, Machine
 from tests.agent.eviction.builders import BOOT_NS, HARD, NOT_MET, SOFT, S, names, pod, situation
 from tests.agent.eviction.builders import load as load_of
 

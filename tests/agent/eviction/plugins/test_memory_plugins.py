@@ -34,9 +34,9 @@ from agent.eviction.victims import SOFT_NOTIFY_ANNOTATION
 from api.advice import Headroom
 from api.eviction import ThresholdMet
 from api.knobs import Reason
-from api.measurements import Kswapd, Pressure
 from api.pod import Container, Pod
 from api.qos import Enhancements, QoSLevel
+from api.snapshot import Kswapd, Pressure
 from tests.agent.eviction.builders import (
     BOOT_NS,
     GIB,

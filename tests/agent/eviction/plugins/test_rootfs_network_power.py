@@ -13,8 +13,8 @@ from agent.eviction.plugins.node_power_pressure import NodePowerEvictionState
 from api.advice import PowerAction, PowerActionKind
 from api.eviction import ThresholdMet
 from api.knobs import Reason
-from api.measurements import Filesystem
 from api.qos import QoSLevel
+from api.snapshot import Filesystem
 from tests.agent.eviction.builders import GIB, HARD, NOT_MET, SOFT, names, pod, situation
 
 

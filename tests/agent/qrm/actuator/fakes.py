@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent.qrm.actuator.resctrl_groups import ResctrlWriter
-from api.measurements import Disk
+from api.snapshot import Disk
 
 MAX_STEPS = 60
 

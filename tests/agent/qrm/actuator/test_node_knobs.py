@@ -19,9 +19,8 @@ from agent.qrm.actuator.oom_scores import OomScores, ProcessTable
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.decision import OutcomeStatus
 from api.knobs import Knob
-from api.measurements import Disk
 from api.qos import Enhancements
-from api.snapshot import NodeSample, Snapshot
+from api.snapshot import Disk, NodeSample, Snapshot
 from tests.agent.qrm.actuator.fakes import FakeResctrl, add_process, disk
 from tests.builders.pods import reclaimed, shared
 from tests.builders.snapshots import snapshot

@@ -33,10 +33,9 @@ from agent.qrm.knobs.resctrl import (
 from api.decision import OutcomeStatus
 from api.interfaces import Unavailable
 from api.knobs import Reason
-from api.measurements import Interface
 from api.pod import Pod
 from api.qos import NIC_SELECTION_KEY, QoSLevel
-from api.snapshot import NodeSample
+from api.snapshot import Interface, NodeSample
 from tests.agent.qrm.actuator.fakes import FakeResctrl, disk, kill_at_every_step
 from tests.builders.pods import reclaimed, shared
 from tests.builders.snapshots import snapshot

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.qrm.actuator.oom_scores import FILE_NAME, LOWERING_HINT, OomScores, ProcessTable
-from agent.qrm.decisions.memory import decide_oom_scores, oom_score_adj
+from agent.qrm.decisions.memory_controls import decide_oom_scores, oom_score_adj
 from api.annotations import OOM_PRIORITY_BOUNDS
 from api.decision import Decision, OutcomeStatus
 from api.interfaces import Unavailable

@@ -10,8 +10,7 @@ from agent.qrm.cpuset.allowed_cpus import reserve_cpus
 from agent.qrm.cpuset.assign_pools import PoolCapacity, fit_pool_sizes, scale_pool_sizes, spread_over_numa
 from agent.qrm.cpuset.state import CpusetState, rebuild_state, with_numa_bindings
 from agent.qrm.cpuset.topology_layout import layout_of
-from api.measurements import CgroupLimits
-from api.snapshot import CgroupSample
+from api.snapshot import CgroupLimits, CgroupSample
 from tests.agent.qrm.cpuset.builders import bound, cpus, dedicated, machine, pod, reclaimed, run, size
 
 NODE = machine(2, 1, 1, 4, 1)

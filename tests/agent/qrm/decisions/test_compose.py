@@ -7,12 +7,11 @@ import pytest
 
 from agent.advisor.engine import PolicyState, evaluate_policy
 from agent.config.loader import parse_config
-from agent.qrm.decisions.compose import PolicyResult, compose_decisions
+from agent.qrm.decisions.cpu import PolicyResult, compose_decisions
 from agent.qrm.decisions.knob_requests import KnobRequests
 from api.advice import KnobRequest
 from api.knobs import Knob, Reason
-from api.measurements import KubeletManagers
-from api.snapshot import ComponentHealth, Snapshot
+from api.snapshot import ComponentHealth, KubeletManagers, Snapshot
 from tests.builders.pods import reclaimed, shared
 from tests.builders.snapshots import snapshot
 

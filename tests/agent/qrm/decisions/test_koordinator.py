@@ -13,14 +13,13 @@ from agent.config.qrm import BurstConfig, KnobsConfig, KoordinatorBurstConfig, M
 from agent.qrm.decisions.cpu_burst import CpuBurstState, koordinator_burst, static_burst
 from agent.qrm.decisions.knob_requests import resolve_knob_requests
 from agent.qrm.decisions.koordinator_suppress import SuppressState, select_spread_cpus, suppress_reclaimed
-from agent.qrm.decisions.memory import memory_qos_requests
+from agent.qrm.decisions.memory_controls import memory_qos_requests
 from api.advice import KnobRequest
 from api.knobs import Knob, Reason
-from api.measurements import CgroupLimits
 from api.pod import Pod
 from api.qos import BurstPolicy, Enhancements, QoSLevel
 from api.rates import CgroupRates, NodeRates, Rates
-from api.snapshot import NodeSample, Snapshot
+from api.snapshot import CgroupLimits, NodeSample, Snapshot
 from tests.builders.nodes import topology
 from tests.builders.pods import dedicated, reclaimed, shared
 from tests.builders.snapshots import snapshot

@@ -9,7 +9,7 @@ import pytest
 
 from agent.sensors.cgroup import cgroup_files as files
 from agent.sensors.cgroup.cgroup_files import FIELD_TABLE, PART_JOINERS, join_fields
-from api.measurements import UNLIMITED, IoStat
+from api.snapshot import UNLIMITED, IoStat
 
 NUMA_V1 = b"total=6116 N0=6116\nfile=51 N0=51\nhierarchical_total=108181 N0=100000 N1=8181\n"
 NUMA_V2 = b"anon N0=24576 N1=8192\nworkingset_refault_file N0=0 N1=1\n"

@@ -15,8 +15,7 @@ from agent.sensors.cgroup.cgroup_files import FIELD_TABLE
 from agent.sensors.cgroup.cgroup_reader import MAX_PAUSE_READS, CgroupReader
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from api.interfaces import Unavailable
-from api.measurements import CgroupLimits
-from api.snapshot import CgroupSample
+from api.snapshot import CgroupLimits, CgroupSample
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.expected_fields import FIELDS, STALLED, V1, V2, values
 

@@ -11,7 +11,7 @@ import pytest
 from agent.sensors.cgroup.hierarchy import Hierarchy
 from agent.sensors.cgroup.schedstat import SchedstatRunqLatency
 from api.interfaces import Unavailable
-from api.measurements import RunqLatency
+from api.snapshot import RunqLatency
 from tests.agent.sensors import kernel_trees
 
 LIVE = {101: "/web", 102: "/batch"}

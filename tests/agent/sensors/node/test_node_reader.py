@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.sensors.node.node_reader import NodeReader, _boot_id
-from api.measurements import Disk, Interface, L3Monitor, Machine, MemoryZone, NumaNode
-from api.snapshot import NodeSample
+from api.snapshot import Disk, Interface, L3Monitor, Machine, MemoryZone, NodeSample, NumaNode
 from tests.agent.sensors import kernel_trees
 from tests.agent.sensors.machine_texts import MORE_PROC, PROC, SYS
 

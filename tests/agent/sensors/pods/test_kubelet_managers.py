@@ -17,7 +17,7 @@ from agent.sensors.pods.kubelet_managers import (
     read_manager_state,
 )
 from api.interfaces import Unavailable
-from api.measurements import KubeletManagers
+from api.snapshot import KubeletManagers
 
 STATIC = {
     "policyName": "static",

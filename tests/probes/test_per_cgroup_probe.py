@@ -12,7 +12,7 @@ import pytest
 from api.histogram import SLOT_COUNT
 from probes import counters, runqlat, sockets, throttles, wakeups
 from probes.cgroup_pairs import BLAME_PARTS
-from probes.cgroup_table import MAX_CGROUP_SLOTS, cgroup_slots
+from probes.per_cgroup_probe import MAX_CGROUP_SLOTS, cgroup_slots
 
 MIB = 1 << 20
 WAITS, THROTTLES, SOCKETS, COUNTERS, WAKEUPS = 288, 240, 72, 24, 672
